@@ -1,0 +1,1 @@
+//! What kruntimes keeps in Kubernetes: the Run and Runtime kinds, their rules, names and keys.

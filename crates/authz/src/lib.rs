@@ -1,0 +1,1 @@
+//! May this caller use this Run? One code for gateway and owner.

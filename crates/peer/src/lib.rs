@@ -1,0 +1,1 @@
+//! Who is at the other end of the hop: pinned keys, client identities, and the TLS that checks them.

@@ -1,0 +1,1 @@
+//! HTTPS in, one gRPC hop out.

@@ -1,0 +1,1 @@
+//! Runs the functions of one Pod behind executor.v1.FunctionRuntime.

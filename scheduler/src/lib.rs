@@ -1,0 +1,1 @@
+//! Run to Pod, Runtime to pool of Pods; one active by Lease.
