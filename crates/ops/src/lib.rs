@@ -1,1 +1,27 @@
 //! What a daemon owes its operator: flags, logs, metrics, health, drain and watched certificates.
+//!
+//! | Module | Question it answers |
+//! | --- | --- |
+//! | [`args`] | which flags every binary has, how a duration is written |
+//! | [`log`] | where log lines go and in which form |
+//! | [`metrics`] | where a metric is registered and how it is encoded |
+//! | [`readiness`] | is this process ready, and if not, what is missing |
+//! | [`admin`] | `/livez`, `/readyz`, `/metrics` on their own port and thread |
+//! | [`drain`] | which tasks run, and how they end when a signal arrives |
+//! | [`files`] | did a mounted file change |
+//! | [`tls_files`] | which certificate and key are the newest good ones |
+//! | [`certificate`] | when does a certificate end |
+//!
+//! This crate knows neither Kubernetes nor gRPC.
+
+#![warn(missing_docs)]
+
+pub mod admin;
+pub mod args;
+pub mod certificate;
+pub mod drain;
+pub mod files;
+pub mod log;
+pub mod metrics;
+pub mod readiness;
+pub mod tls_files;
