@@ -19,8 +19,9 @@ api_healthy() {
 
 api_down() {
   local name
+  # KILL at once: all state goes with them.
   for name in cert-manager kube-controller-manager kube-apiserver etcd; do
-    stop "$API_DIR" "$name"
+    stop "$API_DIR" "$name" 0
   done
   rm -rf "$API_DIR"
   rm -f "$API_KUBECONFIG"

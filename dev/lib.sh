@@ -77,6 +77,8 @@ start_time() {
   { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
   # The command name may contain spaces and brackets; count fields after its last bracket.
   stat=${stat##*) }
+  # A zombie has ended; it only waits for its parent to ask.
+  [[ $stat != [ZX]* ]] || return 1
   awk '{print $20}' <<<"$stat"
 }
 
@@ -109,12 +111,13 @@ alive() {
   [[ $(start_time "$pid") == "$started" ]]
 }
 
-# stop DIR NAME [SECONDS]: TERM, then KILL after SECONDS (default 5); only the very process recorded.
+# stop DIR NAME [SECONDS]: TERM, then KILL after SECONDS (default 5, 0 = KILL at once); only the very
+# process recorded.
 stop() {
   local dir=$1 name=$2 patience=${3:-5} pid i
   if alive "$dir" "$name"; then
     read -r pid _ <"$dir/$name.pid"
-    kill -TERM "$pid" 2>/dev/null || true
+    ((patience == 0)) || kill -TERM "$pid" 2>/dev/null || true
     for ((i = 0; i < patience * 20; i++)); do
       alive "$dir" "$name" || break
       sleep 0.05

@@ -1,0 +1,5 @@
+# The binary is prebuilt: a cargo stage here would compile everything anew each time.
+FROM debian:12-slim
+COPY kruntimes-gateway /usr/local/bin/kruntimes-gateway
+USER 65532:65532
+ENTRYPOINT ["/usr/local/bin/kruntimes-gateway"]

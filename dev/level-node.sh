@@ -1,0 +1,251 @@
+# shellcheck shell=bash
+# Level `node`: a whole one-node Kubernetes with the real kubelet, containerd and kube-proxy, in one
+# network namespace, so that its addresses exist nowhere else and any number of clones can coexist.
+# shellcheck source=pki.sh
+. "$ROOT/dev/pki.sh"
+# shellcheck source=control-plane.sh
+. "$ROOT/dev/control-plane.sh"
+
+NODE_DIR="$STATE/node"
+NODE_KUBECONFIG="$BUILD/node/kubeconfig"
+NODE_IP=10.98.0.2
+NODE_PORT=6443
+POD_CIDR=10.244.0.0/24
+CONTAINERD_SOCKET="$RUN_DIR/containerd.sock"
+PAUSE_IMAGE=localhost/kruntimes-pause:1
+IN_NETNS=(nsenter "--net=/run/netns/$NETNS")
+
+node_healthy() {
+  local name
+  [[ -s $NODE_KUBECONFIG && -e /run/netns/$NETNS ]] || return 1
+  for name in etcd kube-apiserver kube-controller-manager kube-scheduler containerd kubelet kube-proxy; do
+    alive "$NODE_DIR" "$name" || return 1
+  done
+  [[ $(node_condition) == True ]]
+}
+
+node_kubectl() { "${IN_NETNS[@]}" kubectl --kubeconfig "$NODE_KUBECONFIG" "$@"; }
+
+node_condition() {
+  node_kubectl get node node -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}' 2>/dev/null
+}
+
+node_ready() { [[ $(node_condition) == True ]]; }
+
+# === network and cgroups ===
+
+node_network() {
+  ip netns add "$NETNS"
+  # Both ends stay inside: the kernel may lack `dummy` links, and nothing outside is to be reached.
+  "${IN_NETNS[@]}" bash -euc "
+    ip link set lo up
+    ip link add krt0 type veth peer name krt1
+    ip link set krt0 up && ip link set krt1 up
+    ip addr add $NODE_IP/24 dev krt0
+    ip route add default dev krt0
+    echo 1 >/proc/sys/net/ipv4/ip_forward
+    # Pod to Service to Pod on the same bridge: answers must pass iptables too.
+    [[ ! -e /proc/sys/net/bridge/bridge-nf-call-iptables ]] || echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables"
+}
+
+# The cgroup hierarchies of this machine: one folder each on v1, a single one on v2.
+cgroup_mounts() { awk '$3 == "cgroup" || $3 == "cgroup2" {print $2}' /proc/mounts; }
+
+# Two kubelets under one cgroup root would end each other's Pods.
+node_cgroups() {
+  local mount
+  for mount in $(cgroup_mounts); do
+    mkdir -p "$mount/$CGROUP"
+    if [[ -e $mount/$CGROUP/cpuset.cpus && -z $(<"$mount/$CGROUP/cpuset.cpus") ]]; then
+      cat "$mount/cpuset.cpus" >"$mount/$CGROUP/cpuset.cpus" || true
+      cat "$mount/cpuset.mems" >"$mount/$CGROUP/cpuset.mems" || true
+    fi
+  done
+}
+
+# === containerd, kubelet, kube-proxy ===
+
+start_containerd() {
+  mkdir -p "$RUN_DIR" "$NODE_DIR/cni/conf"
+  cat >"$NODE_DIR/cni/conf/10-bridge.conflist" <<JSON
+{"cniVersion": "0.4.0", "name": "kruntimes", "plugins": [{
+  "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+  "ipam": {"type": "host-local", "dataDir": "$NODE_DIR/cni/data",
+           "ranges": [[{"subnet": "$POD_CIDR"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+JSON
+  # restrict_oom_score_adj: without CAP_SYS_RESOURCE (containers, CI) nothing may lower it.
+  cat >"$NODE_DIR/containerd.toml" <<TOML
+version = 2
+root = "$NODE_DIR/containerd"
+state = "$RUN_DIR/containerd"
+oom_score = 0
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs", "io.containerd.internal.v1.opt",
+  "io.containerd.tracing.processor.v1.otlp"]
+[grpc]
+address = "$CONTAINERD_SOCKET"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "$PAUSE_IMAGE"
+restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
+disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "$NODE_DIR/cni/conf"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+TOML
+  start "$NODE_DIR" containerd "${IN_NETNS[@]}" containerd --config "$NODE_DIR/containerd.toml" --log-level warn
+  await 30 "containerd" ctr --address "$CONTAINERD_SOCKET" version
+  ctr --address "$CONTAINERD_SOCKET" -n k8s.io images import "$("$ROOT/dev/images/build" pause)" >/dev/null
+}
+
+kubelet_config() {
+  # Evictions and image clean-up are off: the disk is shared with everything else on the machine.
+  cat <<YAML
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+failCgroupV1: false
+failSwapOn: false
+cgroupDriver: cgroupfs
+cgroupRoot: /$CGROUP
+oomScoreAdj: 0
+podLogsDir: $NODE_DIR/pod-logs
+volumePluginDir: $NODE_DIR/volume-plugins
+containerRuntimeEndpoint: unix://$CONTAINERD_SOCKET
+resolvConf: $NODE_DIR/resolv.conf
+authentication:
+  anonymous: {enabled: false}
+  x509: {clientCAFile: $PKI/ca.crt}
+  webhook: {enabled: true}
+authorization: {mode: Webhook}
+tlsCertFile: $PKI/kubelet-server.crt
+tlsPrivateKeyFile: $PKI/kubelet-server.key
+syncFrequency: 10s
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 50Mi, nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%"}
+enableServer: true
+readOnlyPort: 0
+maxPods: 100
+registerWithTaints: []
+YAML
+}
+
+start_kubelet() {
+  pki_cert "$PKI" kubelet-server /CN=node serverAuth "IP:$NODE_IP,DNS:node"
+  pki_kubeconfig "$PKI" kubelet /O=system:nodes/CN=system:node:node "$SERVER" "$DIR/kubelet.kubeconfig"
+  # No name server: cluster addresses come from the environment and from endpoints.
+  echo "# none" >"$DIR/resolv.conf"
+  kubelet_config >"$DIR/kubelet.yaml"
+  start "$DIR" kubelet "${ENTER[@]}" "$KUBE_BIN/kubelet" --config "$DIR/kubelet.yaml" \
+    --kubeconfig "$DIR/kubelet.kubeconfig" --root-dir "$DIR/kubelet" --hostname-override node \
+    --node-ip "$NODE_IP" --cert-dir "$PKI"
+}
+
+start_kube_proxy() {
+  pki_kubeconfig "$PKI" kube-proxy /CN=system:kube-proxy "$SERVER" "$DIR/kube-proxy.kubeconfig"
+  # iptables: Debian 12's nft does not parse what the nftables mode sends. Conntrack limits belong to the host.
+  start "$DIR" kube-proxy "${ENTER[@]}" "$KUBE_BIN/kube-proxy" --kubeconfig "$DIR/kube-proxy.kubeconfig" \
+    --hostname-override node --proxy-mode iptables --cluster-cidr "$POD_CIDR" --oom-score-adj 0 \
+    --conntrack-max-per-core 0 --conntrack-min 0 \
+    --conntrack-tcp-timeout-established 0 --conntrack-tcp-timeout-close-wait 0
+}
+
+# === up ===
+
+node_up() {
+  local DIR=$NODE_DIR PKI=$NODE_DIR/pki AUDIT_LOG=$BUILD/node/audit.log
+  local ENTER=("${IN_NETNS[@]}") SERVER=https://127.0.0.1:$NODE_PORT
+  node_down
+  mkdir -p "$DIR"
+  node_network
+  node_cgroups
+  pki_ca "$PKI"
+  pki_cert "$PKI" apiserver /CN=kube-apiserver serverAuth \
+    "IP:127.0.0.1,IP:$NODE_IP,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc"
+  pki_cert "$PKI" kubelet-client /O=system:masters/CN=kube-apiserver clientAuth
+  start_etcd 2379 2380
+  start_apiserver 2379 "$NODE_PORT" --advertise-address "$NODE_IP" --kubelet-preferred-address-types InternalIP \
+    --kubelet-client-certificate "$PKI/kubelet-client.crt" --kubelet-client-key "$PKI/kubelet-client.key"
+  start_containerd
+  await_apiserver "$NODE_PORT"
+  pki_kubeconfig "$PKI" admin /O=system:masters/CN=kruntimes-dev-admin "$SERVER" "$NODE_KUBECONFIG"
+  start_controller_manager "$SERVER"
+  pki_kubeconfig "$PKI" scheduler /CN=system:kube-scheduler "$SERVER" "$DIR/scheduler.kubeconfig"
+  start "$DIR" kube-scheduler "${ENTER[@]}" "$KUBE_BIN/kube-scheduler" --kubeconfig "$DIR/scheduler.kubeconfig" \
+    --leader-elect=false --secure-port 0 --profiling=false
+  start_kubelet
+  start_kube_proxy
+  if ! (await 90 "the node" node_ready); then
+    tail -n 15 "$DIR/kubelet.log" "$DIR/containerd.log" >&2
+    die "the node does not become Ready"
+  fi
+  await 60 "the default ServiceAccount" node_kubectl get serviceaccount default
+  say "    node Ready; commands run in it by dev/in, KUBECONFIG=$NODE_KUBECONFIG, audit log $AUDIT_LOG"
+}
+
+# === down ===
+
+# Everything below our cgroup is a process of a Pod of this cluster.
+kill_cgroups() {
+  local mount file pids i
+  for ((i = 0; i < 50; i++)); do
+    pids=$(for mount in $(cgroup_mounts); do
+      [[ -d $mount/$CGROUP ]] || continue
+      find "$mount/$CGROUP" -name cgroup.procs -exec cat {} + 2>/dev/null || true
+    done | sort -un)
+    [[ -n $pids ]] || break
+    # shellcheck disable=SC2086
+    kill -KILL $pids 2>/dev/null || true
+    sleep 0.1
+  done
+  for mount in $(cgroup_mounts); do
+    [[ -d $mount/$CGROUP ]] || continue
+    find "$mount/$CGROUP" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+  done
+}
+
+# Shims and whatever else was started in our network namespace.
+kill_netns() {
+  local pids i
+  for ((i = 0; i < 50; i++)); do
+    pids=$(ip netns pids "$NETNS" 2>/dev/null || true)
+    [[ -n $pids ]] || break
+    # shellcheck disable=SC2086
+    kill "$( ((i < 10)) && echo -TERM || echo -KILL)" $pids 2>/dev/null || true
+    sleep 0.1
+  done
+}
+
+unmount_below() {
+  local mount
+  # Deepest first; a lazy unmount only where a plain one is refused.
+  awk -v at="$1/" 'index($2, at) == 1 {print $2}' /proc/mounts | sort -r | while read -r mount; do
+    umount "$mount" 2>/dev/null || umount -l "$mount" 2>/dev/null || true
+  done
+}
+
+node_down() {
+  local name link
+  # KILL at once: all state goes with them. kubelet first, or it starts again what ends.
+  for name in kubelet cert-manager kube-proxy kube-scheduler kube-controller-manager kube-apiserver etcd; do
+    stop "$NODE_DIR" "$name" 0
+  done
+  kill_cgroups
+  stop "$NODE_DIR" containerd 0
+  if [[ -e /run/netns/$NETNS ]]; then
+    kill_netns
+  fi
+  kill_cgroups
+  unmount_below "$NODE_DIR"
+  unmount_below "$RUN_DIR"
+  if [[ -e /run/netns/$NETNS ]]; then
+    ip netns delete "$NETNS"
+  fi
+  # The kubelet links every container's log here, whatever podLogsDir says.
+  for link in /var/log/containers/*; do
+    if [[ -L $link && $(readlink "$link") == "$NODE_DIR"/* ]]; then rm -f "$link"; fi
+  done
+  rm -rf "$NODE_DIR" "$RUN_DIR"
+  rm -f "$NODE_KUBECONFIG"
+}
