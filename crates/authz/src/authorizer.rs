@@ -1,0 +1,214 @@
+//! The one door: token and question in, verdict out.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use kube::Config;
+use thiserror::Error;
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    cache::{Answers, Kept},
+    review::{self, BuildError, NotAnonymous, Question, Reviewer},
+    token::{Bearer, HmacKey},
+    ttl::{Answer, Caps},
+};
+
+/// May the caller? `Unavailable` is never to be taken for a refusal (C-3.5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Yes.
+    Allowed {
+        /// Nobody was asked for this call.
+        cached: bool,
+    },
+    /// No: 403.
+    Denied,
+    /// The token is not good: 401.
+    Rejected,
+    /// It cannot be found out now: 503.
+    Unavailable,
+}
+
+/// How much is kept, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How long answers are kept.
+    pub caps: Caps,
+    /// How many answers are kept; each takes about 200 bytes.
+    pub entries: u64,
+}
+
+/// Counts what happens; called once a question, and once a review.
+pub trait Observer: Send + Sync {
+    /// `result` is `allowed`, `denied`, `rejected` or `unavailable`.
+    fn authorized(&self, result: &'static str, cached: bool);
+    /// A review took so long, whatever it said.
+    fn reviewed(&self, took: Duration);
+}
+
+/// Counts nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+/// Answers questions of access; clones share everything.
+#[derive(Clone)]
+pub struct Authorizer {
+    shared: Arc<Shared>,
+}
+
+/// Why there is no authorizer.
+#[derive(Debug, Error)]
+pub enum NewError {
+    /// The pool.
+    #[error(transparent)]
+    Pool(#[from] BuildError),
+    /// The operating system gave no random numbers.
+    #[error("no random numbers for the key of the authorization cache")]
+    Random,
+}
+
+struct Shared {
+    reviewer: Reviewer,
+    answers: Answers,
+    key: HmacKey,
+    caps: Caps,
+    observer: Box<dyn Observer>,
+    failing: AtomicBool,
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            caps: Caps::default(),
+            entries: 100_000,
+        }
+    }
+}
+
+// === impl Authorizer ===
+
+impl Authorizer {
+    /// Takes from `config` where the API server is and whom to trust, and no identity.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up, or there are no random numbers.
+    pub fn new(config: &Config, limits: Limits, observer: impl Observer + 'static) -> Result<Self, NewError> {
+        Ok(Self {
+            shared: Arc::new(Shared {
+                reviewer: Reviewer::new(config)?,
+                answers: Answers::new(limits.entries),
+                key: HmacKey::generate().map_err(|_| NewError::Random)?,
+                caps: limits.caps,
+                observer: Box::new(observer),
+                failing: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// May the token's owner do this? A kept answer, or a review with the caller's own token; at
+    /// most about 4 s. Dropping the call is safe: others who wait for the same answer go on.
+    pub async fn authorize(&self, bearer: &Bearer, question: &Question) -> Verdict {
+        let shared = &*self.shared;
+        let parts: [&str; 4] = [question.verb, &question.namespace, &question.name, &question.uid];
+        let key = bearer.digest(&shared.key, &parts);
+        let (answer, cached) = match shared.answers.get(&key).await {
+            Some(answer) => (answer, true),
+            None => {
+                let ask = shared.ask(bearer, question);
+                // Turn and review each have their deadline; this one is for who waits for others.
+                timeout(review::DEADLINE * 2, shared.answers.get_or_ask(key, ask))
+                    .await
+                    .unwrap_or((Answer::Unavailable, false))
+            }
+        };
+        shared.observer.authorized(label(answer), cached);
+        match answer {
+            Answer::Allowed => Verdict::Allowed { cached },
+            Answer::Denied => Verdict::Denied,
+            Answer::Rejected => Verdict::Rejected,
+            Answer::Unavailable => Verdict::Unavailable,
+        }
+    }
+
+    /// Sends a made-up token until the API server answers.
+    ///
+    /// # Errors
+    /// When it is not answered with 401: the process must not start (C-3.6).
+    pub async fn verify_pool_is_anonymous(&self) -> Result<(), NotAnonymous> {
+        self.shared.reviewer.verify_anonymous().await
+    }
+}
+
+impl fmt::Debug for Authorizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authorizer")
+            .field("reviewer", &self.shared.reviewer)
+            .field("caps", &self.shared.caps)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn ask(&self, bearer: &Bearer, question: &Question) -> Kept {
+        // Counted from before asking, so that an answer is never older than its cap.
+        let asked = Instant::now();
+        let answer = self.reviewer.ask(bearer, question).await;
+        self.observer.reviewed(asked.elapsed());
+        self.note(answer);
+        let keep = self.caps.keep(answer, bearer.kind(), unix_seconds());
+        Kept {
+            answer,
+            expires: asked + keep,
+        }
+    }
+
+    /// One line when reviews begin to fail and one when they work again.
+    fn note(&self, answer: Answer) {
+        let failing = answer == Answer::Unavailable;
+        if self.failing.swap(failing, Ordering::Relaxed) != failing {
+            if failing {
+                tracing::warn!("access reviews fail; callers without a kept answer get 503");
+            } else {
+                tracing::info!("access reviews work again");
+            }
+        }
+    }
+}
+
+// === impl NoObserver ===
+
+impl Observer for NoObserver {
+    fn authorized(&self, _result: &'static str, _cached: bool) {}
+    fn reviewed(&self, _took: Duration) {}
+}
+
+fn label(answer: Answer) -> &'static str {
+    match answer {
+        Answer::Allowed => "allowed",
+        Answer::Denied => "denied",
+        Answer::Rejected => "rejected",
+        Answer::Unavailable => "unavailable",
+    }
+}
+
+/// Only ever compared with a token's `exp`, to keep an answer for a shorter time.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the edge where the clock is read; `ttl` takes it as an argument"
+)]
+fn unix_seconds() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}
