@@ -219,7 +219,7 @@ pub struct EnvVar {
     pub value: Option<String>,
     /// Refused. Declared so that it is not pruned away in silence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "anything")]
+    #[schemars(schema_with = "anything_object")]
     pub value_from: Option<serde_json::Value>,
 }
 
@@ -601,22 +601,18 @@ impl Run {
     }
 }
 
-fn anything(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
-}
-
 fn anything_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
 
 fn label_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "type": "object", "nullable": true,
+        "type": "object",
         "additionalProperties": { "type": "string", "maxLength": 63 }, "maxProperties": 16,
     })
 }
 
 fn ca_bundle(_: &mut SchemaGenerator) -> Schema {
     // 16 KiB in base64.
-    json_schema!({ "type": "string", "format": "byte", "maxLength": 21848, "nullable": true })
+    json_schema!({ "type": "string", "format": "byte", "maxLength": 21848 })
 }

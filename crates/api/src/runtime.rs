@@ -211,5 +211,5 @@ pub struct RuntimeStatus {
 }
 
 fn free_object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "nullable": true, "x-kubernetes-preserve-unknown-fields": true })
+    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }

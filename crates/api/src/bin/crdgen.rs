@@ -3,15 +3,14 @@
 
 use std::{io::Write as _, process::ExitCode};
 
-use kruntimes_api::{Run, Runtime, crd};
-use kube::CustomResourceExt as _;
+use kruntimes_api::crd;
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let crds = match wanted.as_slice() {
-        [] => vec![Run::crd(), Runtime::crd()],
-        [one] if one == "run" => vec![Run::crd()],
-        [one] if one == "runtime" => vec![Runtime::crd()],
+        [] => vec![crd::run(), crd::runtime()],
+        [one] if one == "run" => vec![crd::run()],
+        [one] if one == "runtime" => vec![crd::runtime()],
         _ => {
             eprintln!("usage: kruntimes-crdgen [run|runtime]");
             return ExitCode::from(2);
