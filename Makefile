@@ -1,0 +1,66 @@
+# Recipes for people and for CI. Long steps say what they do and for how long it took. What they leave behind
+# is removed by `make clean-all`; caches live outside the clone, in ~/.cache/kruntimes.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export CARGO_TARGET_DIR ?= $(or $(KRUNTIMES_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kruntimes)/target
+export KUBECONFIG_EXTERNAL
+
+.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load conformance clean-all
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+
+demo: demo-cluster ## a function answers over HTTPS, on a real cluster that this starts (the quickest true demonstration)
+
+demo-cluster: ## the same, by its lasting name
+	@dev/demo
+
+test: ## everything: checks, unit tests, end to end on an API server and on a cluster
+	@dev/test all
+
+test-fast: ## checks of the repository and unit tests; no cluster
+	@dev/test fast
+
+check: ## formatting, lints, documentation, licences and dependencies, scripts, charts
+	@dev/check
+
+check-each: ## every crate compiles alone, so that no feature is borrowed from a neighbour
+	@dev/check each
+
+generate: ## writes what is generated and committed (stubs of proto/, CRDs of charts/)
+	@dev/generate
+
+tools: ## builds Kubernetes, etcd, helm and cert-manager from their Go modules, into the cache
+	@dev/prereqs
+	@dev/tools/build
+
+build: ## compiles the binaries into build/bin
+	@dev/build
+
+images: ## builds the container images [PROFILE=release] and loads them into the running cluster, if there is one
+	@dev/prereqs base
+	@dev/build $(if $(filter release,$(PROFILE)),--release)
+	@if [[ -n "$$KUBECONFIG_EXTERNAL" ]] || dev/in true 2>/dev/null; then dev/images/load; else dev/images/build; fi
+
+up: ## starts a one-node cluster; `dev/in kubectl …` talks to it
+	@dev/prereqs base
+	@dev/up node
+
+down: ## ends the clusters of this clone
+	@dev/down all
+
+e2e: ## end-to-end tests on the cluster; T=cluster_invoke runs one file [T=file::test one test]
+	@dev/test e2e $(T)
+
+load: ## k6 load against the demo's function; SCENARIO=smoke|steady|burst|soak
+	@dev/load $(or $(SCENARIO),smoke)
+
+conformance: ## the Runtime Server protocol, against every built-in adapter
+	@dev/test conformance
+
+clean-all: ## ends everything and removes build/; caches stay
+	@dev/down all
+	@rm -rf build
