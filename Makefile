@@ -11,7 +11,7 @@ export KUBECONFIG_EXTERNAL
 .PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load conformance clean-all
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 demo: demo-cluster ## a function answers over HTTPS, on a real cluster that this starts (the quickest true demonstration)
 

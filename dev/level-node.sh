@@ -94,6 +94,8 @@ bin_dir = "/usr/lib/cni"
 conf_dir = "$NODE_DIR/cni/conf"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+Root = "$RUN_DIR/runc"
 TOML
   start "$NODE_DIR" containerd "${IN_NETNS[@]}" containerd --config "$NODE_DIR/containerd.toml" --log-level warn
   await 30 "containerd" ctr --address "$CONTAINERD_SOCKET" version
@@ -226,7 +228,7 @@ unmount_below() {
 }
 
 node_down() {
-  local name link
+  local name link sandbox
   # KILL at once: all state goes with them. kubelet first, or it starts again what ends.
   for name in kubelet cert-manager kube-proxy kube-scheduler kube-controller-manager kube-apiserver etcd; do
     stop "$NODE_DIR" "$name" 0
@@ -242,6 +244,10 @@ node_down() {
   if [[ -e /run/netns/$NETNS ]]; then
     ip netns delete "$NETNS"
   fi
+  # What a Pod's network set-up left in a folder shared by the machine; the file's name holds the sandbox's id.
+  for sandbox in "$NODE_DIR"/containerd/io.containerd.grpc.v1.cri/sandboxes/*/; do
+    rm -f /var/lib/cni/results/*-"$(basename "$sandbox")"-*
+  done
   # The kubelet links every container's log here, whatever podLogsDir says.
   for link in /var/log/containers/*; do
     if [[ -L $link && $(readlink "$link") == "$NODE_DIR"/* ]]; then rm -f "$link"; fi
