@@ -1,0 +1,133 @@
+{{/* Labels of every object. $ = root, .component may be absent. */}}
+{{- define "kruntimes.labels" -}}
+{{ include "kruntimes.selector" . }}
+app.kubernetes.io/part-of: kruntimes
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* What selectors match. Immutable in a Deployment, so nothing that an upgrade changes may stand here. */}}
+{{- define "kruntimes.selector" -}}
+app.kubernetes.io/name: {{ .name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- end }}
+
+{{/* An image: as given, or the default under the registry. */}}
+{{- define "kruntimes.image" -}}
+{{- if .image -}}
+{{ .image }}
+{{- else -}}
+{{ with .root.Values.images.registry }}{{ trimSuffix "/" . }}/{{ end }}kruntimes/{{ .name }}:{{ .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "kruntimes.gateway.tlsSecret" -}}
+{{ .Values.gateway.tls.existingSecret | default "kruntimes-gateway-tls" }}
+{{- end }}
+
+{{- define "kruntimes.gateway.url" -}}
+{{ .Values.gateway.url | default (printf "https://kruntimes-gateway.%s.svc.cluster.local" .Release.Namespace) }}
+{{- end }}
+
+{{/* The restricted Pod Security Standard. */}}
+{{- define "kruntimes.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "kruntimes.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "kruntimes.probes" -}}
+startupProbe:
+  httpGet: {path: /livez, port: admin}
+  periodSeconds: 1
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /livez, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 2
+  timeoutSeconds: 2
+{{- end }}
+
+{{/* Where Pods go. */}}
+{{- define "kruntimes.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "kruntimes.pullSecrets" -}}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kruntimes.role" -}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .prefix }}Role
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "kruntimes.labels" (dict "root" .root "name" .account) | nindent 4 }}
+rules: {{- .rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .prefix }}RoleBinding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "kruntimes.labels" (dict "root" .root "name" .account) | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .prefix }}Role
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .account }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{/* Grants .rules to ServiceAccount .name: everywhere, or by a Role in each namespace of the scope. */}}
+{{- define "kruntimes.grant" -}}
+{{- if .root.Values.scope.namespaces }}
+{{- range .root.Values.scope.namespaces }}
+{{ include "kruntimes.role" (dict "root" $.root "prefix" "" "name" $.name "account" $.name "rules" $.rules "namespace" .) }}
+{{- end }}
+{{- else }}
+{{ include "kruntimes.role" (dict "root" .root "prefix" "Cluster" "name" .name "account" .name "rules" .rules) }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Tests the charts by rendering them; needs helm on PATH, no cluster. Every refusal must name the value.
+# With CHART_TEST_KUBECONFIG= what is rendered is also shown to that API server (nothing is kept there).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+command -v helm >/dev/null || { echo "charts/test.sh: helm is not on PATH; run make tools" >&2 && exit 1; }
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+failures=0
+fail() { failures=$((failures + 1)) && echo "charts/test.sh: $*" >&2; }
+
+# render CHART FLAGS...: with a certificate source, which the chart kruntimes cannot do without.
+render() {
+  local chart=$1
+  shift
+  [[ $chart != kruntimes ]] || set -- --set gateway.tls.existingSecret=cert "$@"
+  helm template t "$chart" --namespace kruntimes-system "$@" 2>&1
+}
+
+# shows TEXT CHART FLAGS...: what is rendered has this line. hides: no line has it.
+shows() {
+  local out
+  out=$(render "${@:2}") || fail "cannot be rendered: ${*:2}: $out"
+  grep -qF -- "$1" <<<"$out" || fail "'$1' is missing with ${*:2}"
+}
+hides() {
+  local out
+  out=$(render "${@:2}") || fail "cannot be rendered: ${*:2}: $out"
+  ! grep -qF -- "$1" <<<"$out" || fail "'$1' is there with ${*:2}"
+}
+# count N TEXT CHART FLAGS...
+count() {
+  local n
+  n=$(render "${@:3}" | grep -cF -- "$2") || true
+  [[ $n == "$1" ]] || fail "'$2' is there $n times, not $1, with ${*:3}"
+}
+
+# refuses TEXT CHART FLAGS...: not rendered, and the message has the text.
+refuses() {
+  local out
+  if out=$(helm template t "${@:2}" 2>&1); then
+    fail "accepted, although '$1' was expected: ${*:2}"
+  elif ! grep -qF -- "$1" <<<"$out"; then
+    fail "'$1' is not in the refusal of ${*:2}: $out"
+  fi
+}
+
+# === every set of values renders, and lint has nothing to say ===
+for chart in kruntimes kruntimes-runtimes; do
+  for values in "$chart"/ci/*.yaml; do
+    helm lint --quiet "$chart" -f "$values" || fail "helm lint $chart -f $values"
+    helm template t "$chart" -n kruntimes-system -f "$values" >"$tmp/$chart-$(basename "$values")" || fail "helm template $chart -f $values"
+  done
+done
+
+# === refusals name the value and the remedy ===
+refuses "Set gateway.tls.existingSecret" kruntimes
+refuses "gateway.tls.certManager.enabled=true" kruntimes
+refuses "existingSecret and certManager.enabled exclude each other" kruntimes --set gateway.tls.existingSecret=a,gateway.tls.certManager.enabled=true
+refuses "'replica'" kruntimes --set gateway.replica=2
+refuses "/gateway/tls/certManager" kruntimes --set gateway.tls.certManager.issuer=x
+refuses "/gateway/replicas" kruntimes --set gateway.replicas=-1
+refuses "/scheduler/replicas" kruntimes --set scheduler.replicas=many
+refuses "/scope/namespaces/1" kruntimes --set 'scope.namespaces={a,Team_B}'
+refuses "/scope/namespaces" kruntimes --set scope.namespaces=a
+refuses "/gateway/tls/minVersion" kruntimes --set-string gateway.tls.minVersion=1.1
+refuses "/gateway/url" kruntimes --set gateway.url=http://functions.example.com
+refuses "/gateway/authorization/ttlSeconds" kruntimes --set gateway.authorization.ttlSeconds=31
+refuses "/gateway/callerCredential" kruntimes --set gateway.callerCredential=maybe
+refuses "/gateway/extraArgs/0" kruntimes --set 'gateway.extraArgs={threads=4}'
+refuses "/images/pullPolicy" kruntimes --set images.pullPolicy=Sometimes
+refuses "gateway.timeouts.defaultSeconds (60) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.timeouts.defaultSeconds=60,gateway.timeouts.maxSeconds=30
+refuses "gateway.limits.inFlightPerNamespace (9) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.limits.inFlightPerNamespace=9,gateway.limits.inFlight=8
+refuses "'pyton'" kruntimes-runtimes --set runtimes.pyton.enabled=true
+refuses "/runtimes/python/replicas" kruntimes-runtimes --set runtimes.python.replicas=-1
+refuses "/runtimes/python/capacity/memory" kruntimes-runtimes --set runtimes.python.capacity.memory=much
+refuses "/runtimes/python/invocation/onCallerGone" kruntimes-runtimes --set runtimes.python.invocation.onCallerGone=Stop
+
+# === an explicit false or 0 is rendered as given ===
+gateway=(kruntimes --show-only templates/gateway.yaml)
+count 1 "replicas: 0" "${gateway[@]}" --set gateway.replicas=0
+shows "replicas: 0" kruntimes --show-only templates/scheduler.yaml --set scheduler.replicas=0
+shows "--authorization-ttl=0s" "${gateway[@]}" --set gateway.authorization.ttlSeconds=0
+shows "--authorization-opaque-ttl=0s" "${gateway[@]}" --set gateway.authorization.opaqueTtlSeconds=0
+shows "terminationGracePeriodSeconds: 0" "${gateway[@]}" --set gateway.terminationGracePeriodSeconds=0
+shows "maxUnavailable: 0%" "${gateway[@]}" --set-string gateway.podDisruptionBudget.maxUnavailable=0%
+count 2 "maxUnavailable: 0" "${gateway[@]}" --set gateway.podDisruptionBudget.maxUnavailable=0
+hides "PodDisruptionBudget" "${gateway[@]}" --set gateway.podDisruptionBudget.enabled=false
+hides "topologySpreadConstraints" "${gateway[@]}" --set-json 'gateway.topologySpreadConstraints=[]'
+hides "CustomResourceDefinition" kruntimes --set crds.enabled=false
+hides "helm.sh/resource-policy" kruntimes --set crds.keep=false
+hides "aggregate-to" kruntimes --set rbac.aggregateToUserRoles=false
+hides "kind: NetworkPolicy" kruntimes --set gateway.networkPolicy.enabled=false
+hides "name: kruntimes-gateway" kruntimes --set gateway.enabled=false --set crds.enabled=false
+hides "cert-manager.io" kruntimes --set gateway.tls.certManager.enabled=false
+helm template t kruntimes --set gateway.enabled=false >/dev/null || fail "without a gateway no certificate is needed"
+shows "replicas: 0" kruntimes-runtimes --set runtimes.python.replicas=0
+shows "runs: 0" kruntimes-runtimes --set runtimes.python.capacity.runs=0
+shows "exposeErrors: false" kruntimes-runtimes --set runtimes.python.invocation.exposeErrors=false
+hides "kind: Runtime" kruntimes-runtimes --set runtimes.python.enabled=false
+
+# === what must be there ===
+count 2 "kind: CustomResourceDefinition" kruntimes --show-only templates/crds.yaml
+count 2 "helm.sh/resource-policy: keep" kruntimes --show-only templates/crds.yaml
+shows "secretName: cert" "${gateway[@]}"
+shows "--serving-secret=cert" kruntimes
+shows "--namespaces=a,b" "${gateway[@]}" --set 'scope.namespaces={a,b}'
+hides "kind: ClusterRoleBinding" kruntimes --set 'scope.namespaces={a,b}'
+count 4 "namespace: a" kruntimes --show-only templates/rbac.yaml --set 'scope.namespaces={a}'
+shows "port: 443" "${gateway[@]}"
+shows "registry.example.com/kruntimes/gateway:0.1.0" kruntimes --set images.registry=registry.example.com
+shows "image: other.example.com/gw@sha256:ab" kruntimes --set images.registry=registry.example.com,gateway.image=other.example.com/gw@sha256:ab
+for template in gateway scheduler; do
+  for line in "runAsNonRoot: true" "type: RuntimeDefault" "allowPrivilegeEscalation: false" "readOnlyRootFilesystem: true" "drop: [ALL]" "enableServiceLinks: false"; do
+    count 1 "$line" kruntimes --show-only "templates/$template.yaml"
+  done
+done
+
+# The role that view is made of may not `get` Runs: that would be the right to call them.
+view=$(render kruntimes --show-only templates/user-roles.yaml | sed -n '/name: kruntimes-view/,/^---/p')
+grep -A1 'resources: \[runs\]' <<<"$view" | grep -qx '    verbs: \[list, watch\]' || fail "kruntimes-view has other verbs on runs than list and watch: $view"
+
+# === a selector does not change with the version: Kubernetes would refuse the upgrade ===
+cp -r kruntimes "$tmp/next"
+sed -i 's/0\.1\.0/9.9.9/' "$tmp/next/Chart.yaml"
+selectors() { awk '/matchLabels:|^  selector:/ {n = 3} n-- > 0'; }
+render kruntimes | selectors >"$tmp/now.txt"
+helm template t "$tmp/next" -n kruntimes-system --set gateway.tls.existingSecret=cert >"$tmp/next.yaml"
+selectors <"$tmp/next.yaml" >"$tmp/next.txt"
+grep -q kruntimes-gateway "$tmp/now.txt" || fail "no selector was found"
+diff "$tmp/now.txt" "$tmp/next.txt" || fail "selectors change with the version"
+grep -q 'kruntimes/gateway:9.9.9' "$tmp/next.yaml" || fail "the image does not follow appVersion"
+
+# === an API server accepts what is rendered ===
+if [[ -n ${CHART_TEST_KUBECONFIG:-} ]]; then
+  for values in "$tmp"/kruntimes-existing-secret-values.yaml "$tmp"/kruntimes-runtimes-*.yaml; do
+    sed 's/namespace: kruntimes-system/namespace: default/' "$values" |
+      kubectl --kubeconfig "$CHART_TEST_KUBECONFIG" apply --server-side --force-conflicts --dry-run=server -f - >"$tmp/out" 2>&1 ||
+      fail "refused by the API server: $values: $(<"$tmp/out")"
+  done
+fi
+
+((failures == 0)) || { echo "charts/test.sh: $failures failed" >&2 && exit 1; }
