@@ -3,7 +3,7 @@
 #   KRUNTIMES_URL         status.endpoint.url of the Run
 #   KRUNTIMES_TOKEN       bearer token of somebody who may `get` the Run
 #   SSL_CERT_FILE         PEM of the CA of the gateway's certificate: status.endpoint.caBundle, decoded
-#   KRUNTIMES_GATEWAY_IP  optional: address[:port] to connect to instead of asking DNS for the URL's host
+#   KRUNTIMES_ADDRESS     optional: IP:PORT to connect to instead of asking DNS for the URL's host
 # Prints the figures as JSON and, last, a RESULT line. Exit code 99: a threshold failed.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)

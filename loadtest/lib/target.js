@@ -13,7 +13,7 @@ if (!__ENV.KRUNTIMES_TOKEN) {
 // Options that every scenario spreads into its own. The certificate is checked against the name in the URL,
 // so an address is mapped to the name instead of being put into the URL.
 export const options = {
-  hosts: __ENV.KRUNTIMES_GATEWAY_IP ? { [host]: __ENV.KRUNTIMES_GATEWAY_IP } : {},
+  hosts: __ENV.KRUNTIMES_ADDRESS ? { [host]: __ENV.KRUNTIMES_ADDRESS } : {},
   summaryTrendStats: ["min", "med", "p(95)", "p(99)", "max"],
 };
 
