@@ -66,7 +66,9 @@ node_cgroups() {
 # === containerd, kubelet, kube-proxy ===
 
 start_containerd() {
-  mkdir -p "$RUN_DIR" "$NODE_DIR/cni/conf"
+  mkdir -p "$RUN_DIR" "$NODE_DIR/cni/conf" "$NODE_DIR/containerd"
+  # Images in memory (about 1 GB): unpacking and, above all, removing thousands of files is slow on disks.
+  mount -t tmpfs -o mode=711 containerd "$NODE_DIR/containerd"
   cat >"$NODE_DIR/cni/conf/10-bridge.conflist" <<JSON
 {"cniVersion": "0.4.0", "name": "kruntimes", "plugins": [{
   "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,

@@ -30,7 +30,7 @@ YAML
 find_target() {
   local run=$1 dir=$2 host
   kube get run "$run" -o 'jsonpath={.status.endpoint.url}' >"$dir/url"
-  kube get run "$run" -o 'jsonpath={.status.endpoint.caBundle}' >"$dir/ca.crt"
+  kube get run "$run" -o 'jsonpath={.status.endpoint.caBundle}' | base64 -d >"$dir/ca.crt"
   [[ -s $dir/url ]] || die "Run $run has no endpoint; is it Ready?  dev/in kubectl -n $TARGET_NAMESPACE get run $run"
   host=$(<"$dir/url")
   host=${host#https://}
