@@ -1,1 +1,33 @@
-fn main() {}
+//! Entry point of `kruntimes-runtime-server`.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use kruntimes_runtime_server::{
+    app,
+    args::{Args, Role},
+    worker::exec,
+};
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match args.role {
+        Some(Role::WorkerExec(role)) => exec::run(&role),
+        None => serve(args),
+    }
+}
+
+fn serve(args: Args) -> ExitCode {
+    let run = || -> anyhow::Result<()> {
+        kruntimes_ops::log::init(&args.server.ops)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(app::run(args.server))
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kruntimes-runtime-server: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! How a language runs functions: one trait, one file per language.
+//!
+//! An adapter decides and prepares; it starts nothing. The server does that the
+//! same way for every language (`worker`).
+
+pub mod python;
+
+use std::{ffi::OsString, path::PathBuf};
+
+/// A function as the adapter sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// `file.function` or `pkg.module.function`, as registered.
+    pub handler: String,
+    /// Where its files are.
+    pub working_dir: PathBuf,
+}
+
+/// What to start for a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// The interpreter, absolute.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// What the language needs in the environment.
+    pub env: Vec<(String, String)>,
+    /// What the worker must be able to read besides the image.
+    pub read: Vec<PathBuf>,
+}
+
+/// One language.
+pub trait Adapter: Send + Sync + std::fmt::Debug {
+    /// For logs and the health text, for example `python 3.14.2`.
+    fn name(&self) -> String;
+
+    /// What to start for `function`.
+    ///
+    /// # Errors
+    /// Says what is wrong with the handler's name; whether the handler exists is
+    /// for the worker to find out.
+    fn program(&self, function: &Function) -> Result<Program, String>;
+}
+
+/// The languages this server has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Language {
+    /// CPython 3.9 or later.
+    Python,
+}

@@ -1,0 +1,207 @@
+//! The two gRPC services: messages in, [`Functions`] asked, messages out.
+
+use std::{path::PathBuf, sync::Arc};
+
+use kruntimes_proto::{
+    executor::{
+        self as wire, FunctionRegistration, FunctionRegistrationState,
+        function_runtime_server::FunctionRuntime, runtime_server::Runtime,
+    },
+    failure::{Failure, Reason},
+    hop,
+};
+use tokio::time::Instant;
+use tonic::{Request, Response, Status, metadata::MetadataMap};
+
+use crate::{
+    functions::Functions,
+    registry::State,
+    request::{self, Reference},
+};
+
+/// Longest trace context that is passed on, bytes; the format has 55.
+const TRACEPARENT_BYTES: usize = 128;
+
+/// `executor.v1.FunctionRuntime`.
+#[derive(Debug, Clone)]
+pub struct FunctionService {
+    functions: Functions,
+    workspace: Arc<PathBuf>,
+}
+
+impl FunctionService {
+    /// Serves `functions` whose working directories lie beneath `workspace`.
+    #[must_use]
+    pub fn new(functions: Functions, workspace: PathBuf) -> Self {
+        Self {
+            functions,
+            workspace: Arc::new(workspace),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl FunctionRuntime for FunctionService {
+    async fn register_function(
+        &self,
+        request: Request<wire::RegisterFunctionRequest>,
+    ) -> Result<Response<wire::RegisterFunctionResponse>, Status> {
+        let mut wish = request::register(request.into_inner()).map_err(refuse)?;
+        let (path, workspace) = (wish.working_dir, Arc::clone(&self.workspace));
+        let checked = tokio::task::spawn_blocking(move || request::working_dir(&path, &workspace)).await;
+        wish.working_dir = checked
+            .unwrap_or_else(|error| Err(Failure::new(Reason::RuntimeServerError, error.to_string())))
+            .map_err(refuse)?;
+        let run_uid = wish.run_uid.clone();
+        let (id, state) = self.functions.register(wish).await.map_err(refuse)?;
+        Ok(Response::new(wire::RegisterFunctionResponse {
+            registration: echo(Reference { run_uid, id }),
+            state: wire_state(state).into(),
+        }))
+    }
+
+    async fn function_status(
+        &self,
+        request: Request<wire::FunctionStatusRequest>,
+    ) -> Result<Response<wire::FunctionStatusResponse>, Status> {
+        let reference = request::reference(request.into_inner().registration).map_err(refuse)?;
+        let status = self.functions.status(&reference).map_err(refuse)?;
+        Ok(Response::new(wire::FunctionStatusResponse {
+            registration: echo(reference),
+            state: wire_state(status.state).into(),
+            in_flight: status.in_flight,
+            last_activity_unix_nano: status.last_activity_unix_nano,
+            fatal_error: status.fatal_error,
+        }))
+    }
+
+    async fn invoke_function(
+        &self,
+        request: Request<wire::InvokeFunctionRequest>,
+    ) -> Result<Response<wire::InvokeFunctionResponse>, Status> {
+        let now = Instant::now();
+        let traceparent = traceparent(request.metadata());
+        let wish = request::invoke(request.into_inner(), traceparent, now).map_err(refuse)?;
+        let (function, invocation_id) = (wish.function.clone(), wish.invocation_id.as_str().to_owned());
+        let answer = self.functions.invoke(wish).await.map_err(refuse)?;
+        let mut response = Response::new(wire::InvokeFunctionResponse {
+            registration: echo(function),
+            invocation_id,
+            output: answer.output,
+            content_type: answer.content_type,
+            outputs: answer.outputs,
+        });
+        response.metadata_mut().insert(
+            hop::HANDLER_US,
+            u64::try_from(answer.handler.as_micros())
+                .unwrap_or(u64::MAX)
+                .into(),
+        );
+        Ok(response)
+    }
+
+    async fn unregister_function(
+        &self,
+        request: Request<wire::UnregisterFunctionRequest>,
+    ) -> Result<Response<wire::UnregisterFunctionResponse>, Status> {
+        let wish = request::unregister(request.into_inner(), Instant::now()).map_err(refuse)?;
+        let reference = wish.function.clone();
+        self.functions.unregister(wish).await.map_err(refuse)?;
+        Ok(Response::new(wire::UnregisterFunctionResponse {
+            registration: echo(reference),
+        }))
+    }
+}
+
+/// `executor.v1.Runtime`: this server can be asked how it is; it runs no one-shot work.
+#[derive(Debug, Clone)]
+pub struct RuntimeService {
+    about: Arc<str>,
+}
+
+impl RuntimeService {
+    /// `about` is the health text: language and isolation level.
+    #[must_use]
+    pub fn new(about: &str) -> Self {
+        Self { about: about.into() }
+    }
+}
+
+#[tonic::async_trait]
+impl Runtime for RuntimeService {
+    async fn health(
+        &self,
+        _: Request<wire::HealthRequest>,
+    ) -> Result<Response<wire::HealthResponse>, Status> {
+        Ok(Response::new(wire::HealthResponse {
+            healthy: true,
+            message: self.about.to_string(),
+        }))
+    }
+
+    async fn execute(
+        &self,
+        _: Request<wire::ExecuteRequest>,
+    ) -> Result<Response<wire::ExecuteResponse>, Status> {
+        Err(no_tasks())
+    }
+
+    async fn status(
+        &self,
+        _: Request<wire::StatusRequest>,
+    ) -> Result<Response<wire::StatusResponse>, Status> {
+        Err(no_tasks())
+    }
+
+    async fn list(&self, _: Request<wire::ListRequest>) -> Result<Response<wire::ListResponse>, Status> {
+        Err(no_tasks())
+    }
+
+    async fn cancel(
+        &self,
+        _: Request<wire::CancelRequest>,
+    ) -> Result<Response<wire::CancelResponse>, Status> {
+        Err(no_tasks())
+    }
+
+    async fn forget(
+        &self,
+        _: Request<wire::ForgetRequest>,
+    ) -> Result<Response<wire::ForgetResponse>, Status> {
+        Err(no_tasks())
+    }
+}
+
+fn no_tasks() -> Status {
+    Status::unimplemented("this server runs functions only: register them with executor.v1.FunctionRuntime")
+}
+
+fn refuse(failure: Failure) -> Status {
+    failure.to_status()
+}
+
+fn echo(reference: Reference) -> Option<FunctionRegistration> {
+    Some(FunctionRegistration {
+        run_uid: reference.run_uid,
+        registration_id: reference.id.to_string(),
+    })
+}
+
+fn wire_state(state: State) -> FunctionRegistrationState {
+    match state {
+        State::Registering => FunctionRegistrationState::Registering,
+        State::Ready => FunctionRegistrationState::Ready,
+        State::Draining => FunctionRegistrationState::Draining,
+        State::Failed => FunctionRegistrationState::Failed,
+    }
+}
+
+/// Passed to the function as it came, if it can be one.
+fn traceparent(metadata: &MetadataMap) -> String {
+    metadata
+        .get(hop::TRACEPARENT)
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| text.len() <= TRACEPARENT_BYTES)
+        .unwrap_or_default()
+        .to_owned()
+}

@@ -1,0 +1,17 @@
+//! A child process that runs one function and speaks frames.
+//!
+//! | Module | Question it answers |
+//! | --- | --- |
+//! | [`frame`] | what do server and worker say to each other |
+//! | [`exec`] | what must a worker give up before it runs the user's code |
+//! | [`process`] | how is a worker started, talked to, ended |
+//! | [`sweep`] | what did it leave behind |
+//! | [`capture`] | what of its printed text is logged |
+//! | [`supervise`] | when is a worker started again, and who gets which answer |
+
+pub mod capture;
+pub mod exec;
+pub mod frame;
+pub mod process;
+pub mod supervise;
+pub mod sweep;

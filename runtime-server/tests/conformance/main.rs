@@ -1,0 +1,12 @@
+//! What every language's functions do, tried on the real binary over real gRPC on a
+//! Unix socket (C-5.8). Python first.
+
+#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod calls;
+mod deaths;
+mod harness;
+mod isolation;
+mod outputs;
+mod registration;
+mod server;
