@@ -1,0 +1,286 @@
+//! Authorization against a scripted API server (C-3.6; bug scenarios 51, 53, 56, 59).
+
+mod common;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use common::{Api, Script, bearer, pass, question};
+use kruntimes_authz::{
+    Authorizer, Caps, Limits, NoObserver, Observer, Verdict,
+    review::{AT_ONCE, DEADLINE},
+};
+use tokio::task::JoinSet;
+
+const FRESH: Verdict = Verdict::Allowed { cached: false };
+const CACHED: Verdict = Verdict::Allowed { cached: true };
+
+#[tokio::test]
+async fn each_answer_of_the_api_server_has_its_verdict() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    for (script, verdict) in [
+        (Script::Allow, FRESH),
+        (Script::Deny, Verdict::Denied),
+        (Script::Status(401), Verdict::Rejected),
+        (Script::Status(403), Verdict::Denied),
+        (Script::Status(404), Verdict::Unavailable),
+        (Script::Status(429), Verdict::Unavailable),
+        (Script::Status(500), Verdict::Unavailable),
+        (Script::Status(503), Verdict::Unavailable),
+        (Script::Garbage, Verdict::Unavailable),
+    ] {
+        let token = format!("token-{script:?}").replace(['(', ')'], "");
+        api.say(&token, script);
+        let got = authorizer.authorize(&bearer(&token), &question("f")).await;
+        assert_eq!(got, verdict, "{script:?}");
+    }
+    let attributes = &api.bodies()[0]["spec"]["resourceAttributes"];
+    assert_eq!(attributes["namespace"], "team");
+    assert_eq!(attributes["name"], "f");
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_gone_is_no_refusal() {
+    let config = {
+        let api = Api::start().await;
+        let config = api.config();
+        drop(api);
+        config
+    };
+    let authorizer = Authorizer::new(&config, Limits::default(), NoObserver).expect("authorizer");
+    let verdict = authorizer.authorize(&bearer("t"), &question("f")).await;
+    assert_eq!(verdict, Verdict::Unavailable);
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_silent_is_no_refusal() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    api.say("t", Script::Silence);
+    tokio::time::pause();
+    // The paused clock jumps to the deadline as soon as nothing else can happen.
+    let verdict = authorizer.authorize(&bearer("t"), &question("f")).await;
+    assert_eq!(verdict, Verdict::Unavailable);
+}
+
+#[tokio::test]
+async fn a_hundred_callers_make_one_review() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    api.say("t", Script::Allow);
+    api.close();
+    let mut callers = JoinSet::new();
+    for _ in 0..100 {
+        let authorizer = authorizer.clone();
+        callers.spawn(async move { authorizer.authorize(&bearer("t"), &question("f")).await });
+    }
+    while api.reviews() == 0 {
+        tokio::task::yield_now().await;
+    }
+    api.open();
+    let verdicts = callers.join_all().await;
+    assert!(verdicts.iter().all(|v| matches!(v, Verdict::Allowed { .. })));
+    let fresh = verdicts.iter().filter(|verdict| **verdict == FRESH).count();
+    assert_eq!((fresh, api.reviews()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_caller_who_hangs_up_does_not_take_the_answer_of_others_along() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    api.say("t", Script::Allow);
+    api.close();
+    let call =
+        |authorizer: Authorizer| async move { authorizer.authorize(&bearer("t"), &question("f")).await };
+    let mut callers = JoinSet::new();
+    let first = callers.spawn(call(authorizer.clone()));
+    while api.reviews() == 0 {
+        tokio::task::yield_now().await;
+    }
+    callers.spawn(call(authorizer.clone()));
+    tokio::task::yield_now().await;
+    first.abort();
+    api.open();
+    let mut verdicts = Vec::new();
+    while let Some(ended) = callers.join_next().await {
+        verdicts.extend(ended);
+    }
+    assert!(matches!(verdicts[..], [Verdict::Allowed { .. }]), "{verdicts:?}");
+}
+
+#[tokio::test]
+async fn an_allowance_ends_after_its_cap_however_often_it_is_used() {
+    let api = Api::start().await;
+    let limits = Limits {
+        caps: Caps::new(Duration::from_secs(10), Duration::from_secs(5)).expect("in range"),
+        ..Limits::default()
+    };
+    let authorizer = Authorizer::new(&api.config(), limits, NoObserver).expect("authorizer");
+    let (token, run) = (bearer("opaque"), question("f"));
+    let ask = || authorizer.authorize(&token, &run);
+    api.say("opaque", Script::Allow);
+    assert_eq!(ask().await, FRESH);
+    // The binding is removed now.
+    api.say("opaque", Script::Deny);
+    tokio::time::pause();
+    for _ in 0..24 {
+        pass(Duration::from_millis(200)).await;
+        assert_eq!(ask().await, CACHED, "no call prolongs it");
+    }
+    pass(Duration::from_millis(200)).await;
+    tokio::time::resume();
+    assert_eq!(ask().await, Verdict::Denied);
+    assert_eq!(api.reviews(), 2);
+}
+
+#[tokio::test]
+async fn a_refusal_is_kept_for_two_seconds_at_most() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    for (token, script, verdict) in [
+        ("denied", Script::Deny, Verdict::Denied),
+        ("rejected", Script::Status(401), Verdict::Rejected),
+    ] {
+        let (caller, run) = (bearer(token), question("f"));
+        let ask = || authorizer.authorize(&caller, &run);
+        let before = api.reviews();
+        api.say(token, script);
+        assert_eq!(ask().await, verdict);
+        api.say(token, Script::Allow);
+        tokio::time::pause();
+        pass(Duration::from_millis(1_500)).await;
+        assert_eq!(ask().await, verdict, "kept");
+        assert_eq!(api.reviews(), before + 1);
+        pass(Duration::from_millis(500)).await;
+        tokio::time::resume();
+        assert_eq!(ask().await, FRESH, "asked again");
+    }
+}
+
+#[tokio::test]
+async fn errors_are_never_kept() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    api.say("t", Script::Status(503));
+    for reviews in 1..=3 {
+        let verdict = authorizer.authorize(&bearer("t"), &question("f")).await;
+        assert_eq!((verdict, api.reviews()), (Verdict::Unavailable, reviews));
+    }
+    api.say("t", Script::Allow);
+    assert_eq!(authorizer.authorize(&bearer("t"), &question("f")).await, FRESH);
+}
+
+#[tokio::test]
+async fn tokens_and_questions_do_not_mix() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    api.say("token-a", Script::Allow);
+    api.say("token-b", Script::Deny);
+    let (a, b) = (bearer("token-a"), bearer("token-b"));
+    let run = question("f");
+    for _ in 0..1_000 {
+        let verdict = authorizer.authorize(&a, &run).await;
+        assert!(matches!(verdict, Verdict::Allowed { .. }));
+        assert_eq!(authorizer.authorize(&b, &run).await, Verdict::Denied);
+    }
+    // Another verb, namespace, name or UID is another question.
+    let mut others = [run.clone(), run.clone(), run.clone(), run.clone()];
+    others[0].verb = "update";
+    others[1].namespace = "other".to_owned();
+    others[2].name = "g".to_owned();
+    others[3].uid.push('2');
+    for other in &others {
+        assert_eq!(authorizer.authorize(&a, other).await, FRESH, "{other:?}");
+    }
+    let mut every = run.clone();
+    every.name.clear();
+    let verdict = authorizer.authorize(&a, &every).await;
+    assert_eq!(verdict, Verdict::Denied, "an empty name would mean all Runs");
+}
+
+#[tokio::test]
+async fn too_many_reviews_at_once_wait_and_then_are_unavailable() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    api.say("t", Script::Silence);
+    let mut callers = JoinSet::new();
+    for number in 0..AT_ONCE + 1 {
+        let authorizer = authorizer.clone();
+        let question = question(&format!("f{number}"));
+        callers.spawn(async move { authorizer.authorize(&bearer("t"), &question).await });
+    }
+    while api.reviews() < AT_ONCE {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::pause();
+    pass(DEADLINE / 2).await;
+    assert_eq!(api.reviews(), AT_ONCE, "the last one waits for its turn");
+    let verdicts = callers.join_all().await;
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Unavailable));
+}
+
+#[tokio::test]
+async fn a_pool_that_is_somebody_is_refused_at_start() {
+    let api = Api::start().await;
+    let made_up = "kruntimes-made-up-token-that-must-be-refused";
+    assert!(api.authorizer().verify_pool_is_anonymous().await.is_ok());
+    for script in [Script::Allow, Script::Deny, Script::Status(403)] {
+        api.say(made_up, script);
+        let error = api
+            .authorizer()
+            .verify_pool_is_anonymous()
+            .await
+            .expect_err("an identity answers");
+        assert!(error.to_string().contains("client certificate"), "{error}");
+    }
+    // While the API server does not answer, the check goes on.
+    api.say(made_up, Script::Status(503));
+    let authorizer = api.authorizer();
+    let before = api.reviews();
+    let mut check = JoinSet::new();
+    check.spawn(async move { authorizer.verify_pool_is_anonymous().await });
+    while api.reviews() == before {
+        tokio::task::yield_now().await;
+    }
+    api.say(made_up, Script::Status(401));
+    let checked = check.join_next().await.expect("one").expect("no panic");
+    assert_eq!(checked, Ok(()));
+}
+
+#[tokio::test]
+async fn results_and_reviews_are_counted_apart() {
+    #[derive(Default)]
+    struct Seen(Mutex<(Vec<(&'static str, bool)>, usize)>);
+    struct Recorder(Arc<Seen>);
+    impl Observer for Recorder {
+        fn authorized(&self, result: &'static str, cached: bool) {
+            self.0.0.lock().expect("lock").0.push((result, cached));
+        }
+        fn reviewed(&self, _took: Duration) {
+            self.0.0.lock().expect("lock").1 += 1;
+        }
+    }
+    let api = Api::start().await;
+    api.say("good", Script::Allow);
+    api.say("bad", Script::Deny);
+    let seen = Arc::new(Seen::default());
+    let recorder = Recorder(Arc::clone(&seen));
+    let authorizer = Authorizer::new(&api.config(), Limits::default(), recorder).expect("authorizer");
+    for token in ["good", "good", "bad", "bad"] {
+        authorizer.authorize(&bearer(token), &question("f")).await;
+    }
+    let (results, reviews) = &*seen.0.lock().expect("lock");
+    assert_eq!(
+        results[..],
+        [
+            ("allowed", false),
+            ("allowed", true),
+            ("denied", false),
+            ("denied", true)
+        ]
+    );
+    assert_eq!(*reviews, 2);
+}

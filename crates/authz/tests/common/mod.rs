@@ -1,0 +1,152 @@
+//! A scripted API server that answers access reviews and counts them.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{HeaderMap, StatusCode, header::AUTHORIZATION},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use kruntimes_authz::{Authorizer, Bearer, Limits, NoObserver, Question};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+
+/// What the server says to one token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Script {
+    Allow,
+    Deny,
+    Status(u16),
+    /// Never answers.
+    Silence,
+    Garbage,
+}
+
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    // Dropping it stops the server.
+    _server: JoinSet<()>,
+}
+
+struct Shared {
+    scripts: Mutex<HashMap<String, Script>>,
+    bodies: Mutex<Vec<Value>>,
+    reviews: AtomicUsize,
+    gate: Semaphore,
+    gated: AtomicBool,
+}
+
+impl Api {
+    /// Tokens without a script get 401, as Kubernetes does it.
+    pub(crate) async fn start() -> Self {
+        let shared = Arc::new(Shared {
+            scripts: Mutex::default(),
+            bodies: Mutex::default(),
+            reviews: AtomicUsize::new(0),
+            gate: Semaphore::new(0),
+            gated: AtomicBool::new(false),
+        });
+        let routes = Router::new()
+            .route(
+                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+                post(review),
+            )
+            .with_state(Arc::clone(&shared));
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            axum::serve(listener, routes).await.expect("serve");
+        });
+        Self {
+            address,
+            shared,
+            _server: server,
+        }
+    }
+
+    pub(crate) fn say(&self, token: &str, script: Script) {
+        let mut scripts = self.shared.scripts.lock().expect("lock");
+        scripts.insert(format!("Bearer {token}"), script);
+    }
+
+    pub(crate) fn reviews(&self) -> usize {
+        self.shared.reviews.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn bodies(&self) -> Vec<Value> {
+        self.shared.bodies.lock().expect("lock").clone()
+    }
+
+    /// Holds answers back until `open`.
+    pub(crate) fn close(&self) {
+        self.shared.gated.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn open(&self) {
+        self.shared.gated.store(false, Ordering::SeqCst);
+        self.shared.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    pub(crate) fn config(&self) -> kube::Config {
+        kube::Config::new(format!("http://{}", self.address).parse().expect("uri"))
+    }
+
+    pub(crate) fn authorizer(&self) -> Authorizer {
+        Authorizer::new(&self.config(), Limits::default(), NoObserver).expect("authorizer")
+    }
+}
+
+async fn review(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    shared.reviews.fetch_add(1, Ordering::SeqCst);
+    shared.bodies.lock().expect("lock").push(body);
+    if shared.gated.load(Ordering::SeqCst) {
+        shared.gate.acquire().await.expect("open").forget();
+    }
+    let token = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let script = shared.scripts.lock().expect("lock").get(token).copied();
+    let review = |allowed: bool| {
+        let status = json!({"allowed": allowed, "reason": "scripted"});
+        (StatusCode::CREATED, Json(json!({"status": status}))).into_response()
+    };
+    match script {
+        Some(Script::Allow) => review(true),
+        Some(Script::Deny) => review(false),
+        Some(Script::Status(code)) => StatusCode::from_u16(code).expect("a status").into_response(),
+        Some(Script::Silence) => std::future::pending().await,
+        Some(Script::Garbage) => (StatusCode::CREATED, "allowed: true").into_response(),
+        None => StatusCode::UNAUTHORIZED.into_response(),
+    }
+}
+
+pub(crate) fn bearer(token: &str) -> Bearer {
+    Bearer::parse([format!("Bearer {token}")]).expect("well-formed")
+}
+
+pub(crate) fn question(name: &str) -> Question {
+    Question {
+        verb: "get",
+        namespace: "team".to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-of-{name}"),
+    }
+}
+
+/// Moves the paused clock.
+pub(crate) async fn pass(time: Duration) {
+    tokio::time::advance(time).await;
+}
