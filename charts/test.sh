@@ -98,6 +98,7 @@ helm template t kruntimes --set gateway.enabled=false >/dev/null || fail "withou
 shows "replicas: 0" kruntimes-runtimes --set runtimes.python.replicas=0
 shows "runs: 0" kruntimes-runtimes --set runtimes.python.capacity.runs=0
 shows "exposeErrors: false" kruntimes-runtimes --set runtimes.python.invocation.exposeErrors=false
+hides "replicas:" kruntimes-runtimes --set runtimes.python.replicas=null
 hides "kind: Runtime" kruntimes-runtimes --set runtimes.python.enabled=false
 
 # === what must be there ===
