@@ -1,1 +1,16 @@
-//! End-to-end tests on a real API server and on a real cluster.
+//! What end-to-end tests share.
+//!
+//! Tests named `api_*` run on a real API server without nodes: every process of
+//! the path runs on loopback, and [`kubelet`] stands in for the kubelet. Tests
+//! named `cluster_*` run on a real cluster, inside its network. Both look through
+//! one [`world::World`], so that [`suite`] can ask both the same questions.
+//!
+//! A missing cluster is an error with a remedy, never a skip.
+
+pub mod call;
+pub mod cluster;
+pub mod kubelet;
+pub mod processes;
+pub mod stack;
+pub mod suite;
+pub mod world;

@@ -1,0 +1,180 @@
+//! An HTTPS caller that shows everything of an answer.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Which HTTP the caller speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2, by ALPN.
+    Http2,
+}
+
+/// Where the gateway is and how to know it.
+#[derive(Debug, Clone)]
+pub struct Gateway {
+    /// Address to connect to.
+    pub address: SocketAddr,
+    /// Name its certificate must carry.
+    pub name: String,
+    /// PEM bundle its certificate must chain to.
+    pub ca: Vec<u8>,
+}
+
+/// One request.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// HTTP/1.1 or HTTP/2.
+    pub version: Version,
+    /// Method, POST unless changed.
+    pub method: Method,
+    /// Path and query.
+    pub path: String,
+    /// Header names and values, in order.
+    pub headers: Vec<(String, String)>,
+    /// Body.
+    pub body: Bytes,
+}
+
+/// One answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Status.
+    pub status: StatusCode,
+    /// Headers.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+impl Call {
+    /// An invocation with a JSON body and this bearer token.
+    #[must_use]
+    pub fn invoke(path: &str, token: &str, body: impl Into<Bytes>) -> Self {
+        Self {
+            version: Version::Http1,
+            method: Method::POST,
+            path: path.to_owned(),
+            headers: vec![
+                ("authorization".to_owned(), format!("Bearer {token}")),
+                ("content-type".to_owned(), "application/json".to_owned()),
+            ],
+            body: body.into(),
+        }
+    }
+
+    /// Speaks this version.
+    #[must_use]
+    pub fn over(mut self, version: Version) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// Sends one more header.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}
+
+impl Gateway {
+    /// Sends one request on a connection of its own and reads the whole answer.
+    pub async fn send(&self, call: &Call) -> Result<Answer> {
+        let stream = self.connect(call.version).await?;
+        let authority = &self.name;
+        let mut request = Request::builder().method(call.method.clone());
+        request = match call.version {
+            Version::Http1 => request.uri(&call.path).header("host", authority),
+            Version::Http2 => request.uri(format!("https://{authority}{}", call.path)),
+        };
+        for (name, value) in &call.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(call.body.clone()))?;
+        let io = TokioIo::new(stream);
+        let answer = match call.version {
+            Version::Http1 => {
+                let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
+                let driver = spawn(connection);
+                let answer = read(sender.send_request(request).await?).await;
+                driver.abort();
+                answer
+            }
+            Version::Http2 => {
+                let (mut sender, connection) =
+                    hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await?;
+                let driver = spawn(connection);
+                let answer = read(sender.send_request(request).await?).await;
+                driver.abort();
+                answer
+            }
+        };
+        answer
+    }
+
+    /// A TLS connection whose certificate was checked.
+    pub async fn connect(&self, version: Version) -> Result<tokio_rustls::client::TlsStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&self.ca) {
+            roots.add(certificate?)?;
+        }
+        let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![match version {
+            Version::Http1 => b"http/1.1".to_vec(),
+            Version::Http2 => b"h2".to_vec(),
+        }];
+        let tcp = tokio::time::timeout(Duration::from_secs(10), TcpStream::connect(self.address))
+            .await
+            .context("connecting took over 10 s")??;
+        tcp.set_nodelay(true)?;
+        let name = ServerName::try_from(self.name.clone())?;
+        Ok(TlsConnector::from(Arc::new(config)).connect(name, tcp).await?)
+    }
+}
+
+impl Answer {
+    /// The body as JSON; null when it is none.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// One header as text; empty when absent.
+    #[must_use]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// A field of the problem document; empty when absent.
+    #[must_use]
+    pub fn problem(&self, field: &str) -> String {
+        self.json()[field].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+async fn read(response: http::Response<hyper::body::Incoming>) -> Result<Answer> {
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.context("the answer's body broke off")?.to_bytes();
+    Ok(Answer { status: head.status, headers: head.headers, body })
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test's connection driver ends with its connection")]
+fn spawn<F>(connection: F) -> tokio::task::JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    tokio::spawn(connection)
+}
