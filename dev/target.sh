@@ -5,28 +5,8 @@ TARGET_NAMESPACE=kruntimes-demo
 
 kube() { "$ROOT/dev/in" kubectl -n "$TARGET_NAMESPACE" "$@"; }
 
-# make_caller: a ServiceAccount that may `get` Runs of the namespace, which means call them, and nothing else.
-make_caller() {
-  kube apply --server-side -f - >/dev/null <<'YAML'
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: caller}
-automountServiceAccountToken: false
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: call-functions}
-rules: [{apiGroups: [kruntimes.io], resources: [runs], verbs: [get]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: caller-calls-functions}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: call-functions}
-subjects: [{kind: ServiceAccount, name: caller}]
-YAML
-}
-
-# find_target RUN DIR: fills DIR (which must be private) with url, host, address (host:port behind the name), ca.crt, token.
+# find_target RUN DIR: fills DIR (which must be private) with url, host, address (host:port behind the name), ca.crt
+# and the token of ServiceAccount RUN-caller, which the example brings along.
 find_target() {
   local run=$1 dir=$2 host
   kube get run "$run" -o 'jsonpath={.status.endpoint.url}' >"$dir/url"
@@ -44,7 +24,7 @@ find_target() {
   else
     echo "$(kube -n kruntimes-system get service kruntimes-gateway -o 'jsonpath={.spec.clusterIP}'):443" >"$dir/address"
   fi
-  kube create token caller --duration 1h >"$dir/token"
+  kube create token "$run-caller" --duration 1h >"$dir/token"
 }
 
 # forget_target DIR: ends what find_target started, and removes DIR with the token.
