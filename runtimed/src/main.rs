@@ -1,1 +1,37 @@
-fn main() {}
+//! Installs the TLS provider, reads the flags, runs.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use kruntimes_ops::{drain::Drain, log};
+use kruntimes_runtimed::{
+    app::{App, Outside},
+    args::Args,
+};
+
+fn main() -> ExitCode {
+    // Fails only when a provider is there already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let args = Args::parse();
+    if let Err(error) = log::init(&args.ops) {
+        eprintln!("{error}");
+        return ExitCode::from(2);
+    }
+    match run(args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main]
+async fn run(args: Args) -> anyhow::Result<bool> {
+    let drain = Drain::new();
+    drain.stop_on_signals()?;
+    let outside = Outside::from_environment(&args).await?;
+    let app = App::start(args, drain, outside).await?;
+    Ok(app.wait().await.is_clean())
+}

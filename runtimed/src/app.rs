@@ -1,0 +1,281 @@
+//! The one file that knows every part.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use kruntimes_api::names::{GATEWAY_CA, GATEWAY_PEER_CA, GATEWAY_URL, MODE_FUNCTION};
+use kruntimes_authz::{Authorizer, Limits, NoObserver};
+use kruntimes_ops::{
+    admin::{self, Admin},
+    drain::{Drain, Outcome},
+    files::WatchedDir,
+    metrics::Metrics,
+    readiness::{Guard, Readiness},
+};
+use kruntimes_peer::{Incoming, OwnKey, TrustBundle, accept};
+use kruntimes_proto::{executor::function_runtime_server::FunctionRuntimeServer, limits};
+use kube::{Api, Client};
+use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
+use tonic::transport::Server;
+
+use crate::{
+    admission::Admission,
+    args::{Args, CallerCredential},
+    audit::Audit,
+    caller::{Callers, GatewayIsEnough},
+    gateway_config,
+    heartbeat::{self, Contact},
+    held::Held,
+    invoker::Invoker,
+    journal::Journal,
+    lifecycle::{
+        act::{Pod, REGISTERING},
+        drive::Drivers,
+        watch,
+    },
+    metrics::Numbers,
+    runtime_server::RuntimeServer,
+    source::Workspace,
+};
+
+/// Largest HTTP/2 frame of the hop, bytes: few frames a message, and no buffer of a mebibyte.
+const FRAME: u32 = 256 * 1024;
+/// Windows of the hop, bytes: a message and some more for a stream, several for a connection.
+const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
+const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// Calls of one gateway at once.
+const STREAMS: u32 = 1024;
+/// Headers of a call: a token of 16 KiB and some more.
+const HEADERS: u32 = 64 * 1024;
+/// Between two rewrites of Runs that are Ready, after a change of the gateway or of our key.
+const REFRESH: Duration = Duration::from_millis(200);
+/// Between two attempts to ask the server which modes it supports.
+const PROBE: Duration = Duration::from_millis(500);
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct App {
+    /// Where gateways are accepted, with the real port.
+    pub hop: SocketAddr,
+    /// What `status.owner` says of its Runs.
+    pub owner: kruntimes_api::run::Owner,
+    /// Its life.
+    pub drain: Drain,
+    /// Whether it is ready.
+    pub readiness: Readiness,
+    admin: Admin,
+    audit: Audit,
+    grace: Duration,
+}
+
+/// What comes from outside: tests bring their own.
+pub struct Outside {
+    /// Kubernetes, for Runs and Leases.
+    pub client: Client,
+    /// Who may call.
+    pub callers: Arc<dyn Callers>,
+    /// The Runtime Server.
+    pub server: RuntimeServer,
+    /// Where audit lines go.
+    pub audit: Box<dyn io::Write + Send>,
+}
+
+// === impl Outside ===
+
+impl Outside {
+    /// Kubernetes as configured, standard output, the server of the flags.
+    ///
+    /// # Errors
+    /// When the configuration is wrong, or the API server takes a made-up token for an identity.
+    pub async fn from_environment(args: &Args) -> anyhow::Result<Self> {
+        let mut config = kube::Config::infer()
+            .await
+            .context("reading the Kubernetes configuration")?;
+        // Each caller here decides itself whether and when to try again.
+        config.default_retry = false;
+        let callers: Arc<dyn Callers> = match args.caller_credential {
+            CallerCredential::Omit => Arc::new(GatewayIsEnough),
+            CallerCredential::Forward => {
+                let authorizer = Authorizer::new(&config, Limits::default(), NoObserver)
+                    .context("setting up access reviews")?;
+                authorizer.verify_pool_is_anonymous().await?;
+                Arc::new(authorizer)
+            }
+        };
+        Ok(Self {
+            client: Client::try_from(config).context("setting up the Kubernetes client")?,
+            callers,
+            server: RuntimeServer::connect_lazy(&args.server).map_err(anyhow::Error::msg)?,
+            audit: Box::new(io::stdout()),
+        })
+    }
+}
+
+// === impl App ===
+
+impl App {
+    /// Starts everything and returns what was bound.
+    ///
+    /// # Errors
+    /// When a flag cannot be fulfilled; the text names it.
+    pub async fn start(args: Args, drain: Drain, outside: Outside) -> anyhow::Result<Self> {
+        let mut metrics = Metrics::new();
+        let numbers = Numbers::register(&mut metrics);
+        let readiness = Readiness::new();
+        let guards = ["runtime-server", "heartbeat", "watch"].map(|part| readiness.register(part));
+
+        let key = OwnKey::generate()?;
+        let listener = TcpListener::bind(args.listen)
+            .await
+            .with_context(|| format!("--listen {}", args.listen))?;
+        let hop = listener.local_addr()?;
+        let me = args.me(hop, key.peer_key());
+        let owner = me.owner.clone();
+        let admin = admin::serve(args.ops.admin_address, Arc::new(metrics), readiness.clone())?;
+
+        let trust = TrustBundle::new();
+        let files = WatchedDir::new(
+            &args.gateway_config_dir,
+            &[GATEWAY_URL, GATEWAY_CA, GATEWAY_PEER_CA],
+        );
+        let gateway = gateway_config::watch(files, trust.clone(), &drain);
+        let audit = Audit::new(&args.runtime, outside.audit, numbers.clone())?;
+        let contact = Contact::new();
+        let pod = Arc::new(Pod {
+            runs: Api::namespaced(outside.client.clone(), &me.namespace),
+            me,
+            server: outside.server,
+            functions: OnceLock::new(),
+            held: Held::new(),
+            admission: Mutex::new(Admission::new(args.capacity.0)),
+            journal: Journal::open(&args.journal_dir)?,
+            workspace: Workspace::new(&args.workspace)?,
+            gateway,
+            registering: Semaphore::new(REGISTERING),
+            refresh: tokio::sync::Mutex::new(tokio::time::interval(REFRESH)),
+            numbers,
+            drain: drain.clone(),
+            grace: args.ops.grace_period,
+            wall: Timestamp::now,
+        });
+        let invoker = Invoker {
+            pod: pod.me.pod_uid.clone(),
+            held: pod.held.clone(),
+            server: pod.server.clone(),
+            callers: outside.callers,
+            contact: contact.clone(),
+            audit: audit.clone(),
+            drain: drain.clone(),
+        };
+        let incoming = Incoming::new(listener, accept::server_config(&key, trust)?);
+        serve_hop(invoker, incoming, &drain);
+        close_when_stopping(&pod, &readiness);
+        own_runs(pod, outside.client, contact, guards);
+        tracing::info!(%hop, address = owner.address, key = owner.peer_key, "started");
+        Ok(Self {
+            hop,
+            owner,
+            drain,
+            readiness,
+            admin,
+            audit,
+            grace: args.ops.grace_period,
+        })
+    }
+
+    /// Where health and metrics are served, if anywhere.
+    #[must_use]
+    pub fn admin(&self) -> Option<SocketAddr> {
+        self.admin.address()
+    }
+
+    /// Waits until the process is asked to stop and has handed over its Runs.
+    pub async fn wait(self) -> Outcome {
+        let outcome = self.drain.wait(self.grace).await;
+        self.audit.finish();
+        outcome
+    }
+}
+
+fn serve_hop(invoker: Invoker, incoming: Incoming, drain: &Drain) {
+    let service = FunctionRuntimeServer::new(invoker)
+        .max_decoding_message_size(limits::MESSAGE_BYTES)
+        .max_encoding_message_size(limits::MESSAGE_BYTES);
+    let stopping = drain.stopping();
+    let server = Server::builder()
+        .max_frame_size(FRAME)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .http2_max_header_list_size(HEADERS)
+        .add_service(service)
+        .serve_with_incoming_shutdown(incoming, stopping.cancelled_owned());
+    drain.spawn("hop", async move {
+        if let Err(error) = server.await {
+            tracing::error!(%error, "the hop ended");
+        }
+    });
+}
+
+/// The moment the process is asked to stop, before any Run's own task gets its turn.
+fn close_when_stopping(pod: &Arc<Pod>, readiness: &Readiness) {
+    let (pod, readiness) = (Arc::clone(pod), readiness.clone());
+    let drain = pod.drain.clone();
+    drain.spawn("close gates", async move {
+        pod.drain.stopping().cancelled().await;
+        readiness.fail("draining");
+        pod.held.drain();
+    });
+}
+
+/// Asks the server what it can do, then tells Kubernetes and takes Runs.
+fn own_runs(pod: Arc<Pod>, client: Client, contact: Contact, guards: [Guard; 3]) {
+    let drain = pod.drain.clone();
+    drain.clone().spawn_background("runs", async move {
+        let [server, heartbeat, watched] = guards;
+        let functions = probe(&pod.server).await;
+        let _ = pod.functions.set(functions);
+        drop(server);
+        let modes: &[&str] = if functions { &[MODE_FUNCTION] } else { &[] };
+        tracing::info!(?modes, "the Runtime Server supports these modes");
+        let beat = heartbeat::run(
+            client,
+            pod.me.clone(),
+            modes,
+            contact,
+            pod.numbers.clone(),
+            heartbeat,
+        );
+        drain.spawn_background("heartbeat", beat);
+        let drivers = Drivers::new(Arc::clone(&pod));
+        watch::run(
+            pod.runs.clone(),
+            &pod.me.pod,
+            drivers,
+            pod.journal.clone(),
+            watched,
+        )
+        .await;
+    });
+}
+
+async fn probe(server: &RuntimeServer) -> bool {
+    let mut told = false;
+    loop {
+        match server.supports_functions().await {
+            Ok(functions) => return functions,
+            Err(error) if !told => {
+                tracing::info!(%error, "waiting for the Runtime Server");
+                told = true;
+            }
+            Err(_) => {}
+        }
+        sleep(PROBE).await;
+    }
+}

@@ -1,0 +1,572 @@
+//! One task a Run: look, decide, do one step, and again.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use kruntimes_api::{
+    Run,
+    keys::{RunKey, RunUid},
+};
+use kruntimes_proto::{executor::FunctionRegistrationState as State, failure::Reason, ids::RegistrationId};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{
+    Facts, Told,
+    act::{Pod, Written},
+    decide::{Action, Expired, Fault, Holding, Local, Step, decide},
+    statuses,
+    timers::{self, Idle, POLL},
+};
+use crate::{
+    held::{Entry, Gate},
+    runtime_server::{Observed, ServerError},
+};
+
+/// After a failure, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
+/// A server that does not answer for this long is taken for gone, for the time being.
+const SILENT_AFTER: Duration = Duration::from_secs(10);
+/// A stopping process waits this long for a server that cannot be reached.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
+/// Of the grace period, what is kept for unregistering and for the last writes.
+const RESERVE: Duration = Duration::from_secs(15);
+
+/// What the watch tells a driver.
+#[derive(Debug, Clone)]
+pub enum Seen {
+    /// The object, as it was at some time.
+    Object(Arc<Run>),
+    /// Gone from the watch, or never in it: a hint to read the live object, never a verdict
+    /// (contract 2.3).
+    Doubt,
+}
+
+/// The drivers of this Pod, by Run. Clones share them.
+#[derive(Clone)]
+pub struct Drivers {
+    pod: Arc<Pod>,
+    mailboxes: Arc<Mutex<HashMap<RunUid, watch::Sender<Seen>>>>,
+}
+
+// === impl Drivers ===
+
+impl Drivers {
+    /// None yet.
+    #[must_use]
+    pub fn new(pod: Arc<Pod>) -> Self {
+        Self {
+            pod,
+            mailboxes: Arc::default(),
+        }
+    }
+
+    /// Tells the driver of the Run, which is started when there is none. A doubt about a Run that
+    /// nobody drives is none, except for what the journal remembers.
+    pub fn tell(&self, key: RunKey, seen: Seen) {
+        let mut mailboxes = self.lock();
+        if let Some(mailbox) = mailboxes.get(&key.uid) {
+            mailbox.send_replace(seen);
+            return;
+        }
+        let record = self.pod.journal.get(key.uid);
+        if record.is_none() && matches!(seen, Seen::Doubt) {
+            return;
+        }
+        if record.is_some() {
+            // Here and now: nobody may be given its capacity before its driver first runs.
+            let object = match &seen {
+                Seen::Object(run) => Some(&**run),
+                Seen::Doubt => None,
+            };
+            self.pod.restore(&key, object);
+        }
+        let (sender, mut mailbox) = watch::channel(seen);
+        mailbox.mark_changed();
+        mailboxes.insert(key.uid, sender);
+        self.pod
+            .numbers
+            .runs
+            .set(i64::try_from(mailboxes.len()).unwrap_or(i64::MAX));
+        drop(mailboxes);
+        let held = record
+            .as_ref()
+            .and_then(|record| record.attempt())
+            .map(|attempt| Holding {
+                attempt,
+                step: Step::Prepared,
+            });
+        let driver = Driver {
+            pod: Arc::clone(&self.pod),
+            drivers: self.clone(),
+            gateway: self.pod.gateway.clone(),
+            key,
+            mailbox,
+            run: None,
+            local: Local {
+                held,
+                ..Local::default()
+            },
+            entry: None,
+            registration: None,
+            ends: None,
+            idle: None,
+            idle_not_before: Instant::now(),
+            next_poll: Instant::now(),
+            silent_since: None,
+            backoff: BACKOFF.0,
+        };
+        self.pod.drain.spawn("run", driver.run());
+    }
+
+    /// Every Run that is driven.
+    #[must_use]
+    pub fn all(&self) -> Vec<RunUid> {
+        self.lock().keys().copied().collect()
+    }
+
+    /// Doubts the Run `uid`, whatever its name.
+    pub fn doubt(&self, uid: RunUid) {
+        if let Some(mailbox) = self.lock().get(&uid) {
+            mailbox.send_replace(Seen::Doubt);
+        }
+    }
+
+    /// Ends a driver unless it has unread mail.
+    fn end(&self, uid: RunUid, mailbox: &watch::Receiver<Seen>) -> bool {
+        let mut mailboxes = self.lock();
+        if mailbox.has_changed().unwrap_or(false) {
+            return false;
+        }
+        mailboxes.remove(&uid);
+        self.pod
+            .numbers
+            .runs
+            .set(i64::try_from(mailboxes.len()).unwrap_or(i64::MAX));
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunUid, watch::Sender<Seen>>> {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Driver {
+    pod: Arc<Pod>,
+    drivers: Drivers,
+    gateway: watch::Receiver<crate::gateway_config::GatewayConfig>,
+    key: RunKey,
+    mailbox: watch::Receiver<Seen>,
+    /// The newest version; `None` means, once looked, that it is gone.
+    run: Option<Arc<Run>>,
+    local: Local,
+    entry: Option<Arc<Entry>>,
+    registration: Option<RegistrationId>,
+    ends: Option<Instant>,
+    idle: Option<Idle>,
+    idle_not_before: Instant,
+    next_poll: Instant,
+    silent_since: Option<Instant>,
+    backoff: Duration,
+}
+
+// === impl Driver ===
+
+impl Driver {
+    async fn run(mut self) {
+        loop {
+            if let Err(error) = self.look().await {
+                self.pause("reading the Run", &error).await;
+                continue;
+            }
+            let action = self.decision();
+            tracing::debug!(run = %self.key, ?action, "next step");
+            match action {
+                Action::Wait => self.wait().await,
+                Action::Forget => {
+                    if self.drivers.end(self.key.uid, &self.mailbox) {
+                        return;
+                    }
+                }
+                Action::CleanUp { patient } => {
+                    if !self.clean_up(patient).await {
+                        return;
+                    }
+                }
+                Action::Register => self.register().await,
+                step => self.step(step).await,
+            }
+        }
+    }
+
+    /// Takes in the mail; reads the live object where there is doubt.
+    async fn look(&mut self) -> Result<(), String> {
+        let seen = self.mailbox.borrow_and_update().clone();
+        match seen {
+            Seen::Object(run) => {
+                if self.run.as_ref().is_none_or(|known| !is_older(&run, known)) {
+                    self.run = Some(run);
+                }
+            }
+            Seen::Doubt => self.read_live().await?,
+        }
+        Ok(())
+    }
+
+    /// Replaces the mail by what is live, so that it is not read again.
+    async fn read_live(&mut self) -> Result<(), String> {
+        match self.pod.live(&self.key).await {
+            Ok(live) => {
+                self.run = live.map(Arc::new);
+                Ok(())
+            }
+            Err(error) => {
+                // Still in doubt.
+                self.mailbox.mark_changed();
+                Err(error)
+            }
+        }
+    }
+
+    fn decision(&mut self) -> Action {
+        let now = Instant::now();
+        self.local.draining = self.pod.drain.is_stopping();
+        let endpoint = self.pod.endpoint(&self.key);
+        let Some(run) = &self.run else {
+            return decide(&Facts::gone(), &self.local);
+        };
+        self.local.gateway_known = endpoint.is_some()
+            || run
+                .status
+                .as_ref()
+                .is_some_and(|status| status.endpoint.is_some());
+        if self.ends.is_none() {
+            self.ends = timers::lifetime(run, (self.pod.wall)(), now);
+        }
+        if self.ends.is_some_and(|ends| ends <= now) {
+            self.local.expired.get_or_insert(Expired::Lifetime);
+        }
+        decide(&Facts::of(run, &self.pod.me, endpoint.as_ref()), &self.local)
+    }
+
+    fn set_step(&mut self, step: Step) {
+        if let Some(attempt) = self.run.as_ref().and_then(|run| run.attempt()) {
+            self.local.held = Some(Holding { attempt, step });
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        tracing::warn!(run = %self.key, reason = fault.reason, message = fault.message, "the attempt ends");
+        if let Some(entry) = &self.entry {
+            entry.close(Gate::Recovering);
+        }
+        if let Some(attempt) = self.run.as_ref().and_then(|run| run.attempt()) {
+            self.local.fault = Some((attempt, fault));
+        }
+    }
+
+    /// The steps that are one write, or quick.
+    async fn step(&mut self, action: Action) {
+        let Some(run) = self.run.clone() else { return };
+        let pod = Arc::clone(&self.pod);
+        let now = (pod.wall)();
+        let written = match action {
+            Action::Admit => {
+                match pod.admit(&self.key, &run) {
+                    Ok(()) => self.set_step(Step::Admitted),
+                    Err(fault) => self.fail(fault),
+                }
+                return;
+            }
+            Action::Prepare => {
+                self.enter();
+                let attempt = run.attempt().unwrap_or(kruntimes_api::keys::Attempt::FIRST);
+                match pod.prepare(&self.key, attempt, &run).await {
+                    Ok(Ok(())) => self.set_step(Step::Prepared),
+                    Ok(Err(fault)) => self.fail(fault),
+                    Err(error) => self.pause("preparing the Run", &error).await,
+                }
+                return;
+            }
+            Action::AddFinalizer => pod.write_finalizer(&run, true).await,
+            Action::RemoveFinalizer => pod.write_finalizer(&run, false).await,
+            Action::Claim => pod.write_status(&run, &statuses::claimed(&run, now)).await,
+            Action::Announce => {
+                let endpoint = pod.endpoint(&self.key);
+                if Facts::of(&run, &pod.me, endpoint.as_ref()).told == Told::Outdated {
+                    pod.refresh.lock().await.tick().await;
+                }
+                let wanted = statuses::ready(&run, &pod.me.owner, endpoint.as_ref(), now);
+                pod.write_status(&run, &wanted).await
+            }
+            Action::Withdraw => pod.write_status(&run, &statuses::recovering(&run, now)).await,
+            Action::Finish(end) => pod.write_status(&run, &statuses::ended(&run, end, now)).await,
+            Action::Release(fault) => {
+                pod.write_status(&run, &statuses::released(&run, &fault, now))
+                    .await
+            }
+            Action::Wait | Action::Forget | Action::Register | Action::CleanUp { .. } => return,
+        };
+        self.after(written).await;
+    }
+
+    async fn after(&mut self, written: Written) {
+        match written {
+            Written::Done(run) => {
+                self.backoff = BACKOFF.0;
+                // Gone with its last finalizer: the answer is the object as it was deleted.
+                let gone = run.is_deleting() && run.metadata.finalizers.as_ref().is_none_or(Vec::is_empty);
+                self.run = (!gone).then(|| Arc::new(*run));
+            }
+            Written::Same => {
+                // Facts said otherwise; reading again settles it.
+                self.pause("writing the Run", "nothing would change").await;
+                self.reread().await;
+            }
+            Written::Conflict => self.reread().await,
+            Written::Failed(error) => self.pause("writing the Run", &error).await,
+        }
+    }
+
+    async fn reread(&mut self) {
+        while let Err(error) = self.read_live().await {
+            self.pause("reading the Run", &error).await;
+        }
+    }
+
+    /// Shows callers that this Pod has the Run, with a closed gate.
+    fn enter(&mut self) {
+        let Some(attempt) = self.local.held.map(|held| held.attempt) else {
+            return;
+        };
+        if self.entry.as_ref().is_none_or(|entry| entry.attempt != attempt) {
+            self.entry = Some(self.pod.held.insert(self.key.clone(), attempt, self.ends));
+        }
+    }
+
+    /// Registers, unless something happens meanwhile after which that is not the next step.
+    async fn register(&mut self) {
+        self.enter();
+        let work = Arc::clone(&self.pod).register(self.key.clone());
+        tokio::pin!(work);
+        let result = loop {
+            tokio::select! {
+                result = &mut work => break result,
+                () = self.news() => {}
+            }
+            if let Err(error) = self.look().await {
+                self.pause("reading the Run", &error).await;
+            } else if self.decision() != Action::Register {
+                return;
+            }
+        };
+        match result {
+            Ok(id) => {
+                if let Some(entry) = &self.entry {
+                    entry.open(id.clone());
+                }
+                tracing::info!(run = %self.key, registration = %id, "the function is registered");
+                self.registration = Some(id);
+                self.idle = self.run.as_ref().and_then(|run| Idle::new(run));
+                self.next_poll = Instant::now();
+                self.silent_since = None;
+                self.set_step(Step::Registered);
+            }
+            Err(fault) => self.fail(fault),
+        }
+    }
+
+    /// Gives everything back. `false`: the process stops and the server cannot be reached.
+    async fn clean_up(&mut self, patient: bool) -> bool {
+        let ending = self.local.expired.is_some()
+            || self
+                .run
+                .as_ref()
+                .is_none_or(|run| run.is_deleting() || run.cancel_requested());
+        let gate = match (patient, ending) {
+            (true, _) => Gate::Draining,
+            (false, false) if self.local.fault.is_some() => Gate::Recovering,
+            (false, _) => Gate::Terminating,
+        };
+        if let Some(entry) = &self.entry {
+            entry.close(gate);
+            if patient {
+                let _ = timeout(self.pod.grace.saturating_sub(RESERVE), entry.slot.free()).await;
+            }
+        }
+        let began = Instant::now();
+        let mut drain = patient.then_some(self.pod.grace);
+        while let Err(error) = self.pod.clean_up(&self.key, drain).await {
+            tracing::warn!(error, run = %self.key, "cleaning up is tried again");
+            if self.pod.drain.is_stopping() && began.elapsed() >= GIVE_UP_AFTER {
+                tracing::error!(run = %self.key, "the process stops without having cleaned up");
+                return false;
+            }
+            drain = None;
+            self.delay().await;
+        }
+        self.backoff = BACKOFF.0;
+        self.local.held = None;
+        self.entry = None;
+        self.registration = None;
+        self.idle = None;
+        true
+    }
+
+    /// Until something changes, or the server is to be asked.
+    async fn wait(&mut self) {
+        let Some(id) = self.registration.clone() else {
+            return self.news().await;
+        };
+        let idle = self.idle.as_ref().and_then(Idle::expires);
+        let idle = idle.map(|at| at.max(self.idle_not_before));
+        let next = idle.map_or(self.next_poll, |at| at.min(self.next_poll));
+        let entry = self.entry.clone();
+        let suspect = async {
+            match &entry {
+                Some(entry) => entry.suspect.notified().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.news() => return,
+            () = suspect => {}
+            () = sleep_until(next) => {}
+        }
+        let now = Instant::now();
+        if idle.is_some_and(|at| at <= now) {
+            self.expire_if_idle(&id).await;
+        } else {
+            self.next_poll = now + POLL;
+            let observed = self.pod.server.status(self.key.uid, &id).await;
+            self.judge(observed);
+        }
+    }
+
+    /// Takes the Run's own slot, so that no call begins, and asks once more (contract 6.2).
+    async fn expire_if_idle(&mut self, id: &RegistrationId) {
+        let now = Instant::now();
+        self.idle_not_before = now + POLL;
+        let Some(entry) = self.entry.clone() else { return };
+        let Ok(_slot) = entry.slot.take(now + POLL) else {
+            return;
+        };
+        let observed = self.pod.server.status(self.key.uid, id).await;
+        let in_flight = observed.as_ref().map_or(1, |observed| observed.in_flight);
+        self.judge(observed);
+        let expires = self.idle.as_ref().and_then(Idle::expires);
+        if in_flight == 0 && self.local.fault.is_none() && expires.is_some_and(|at| at <= Instant::now()) {
+            entry.close(Gate::Terminating);
+            self.local.expired = Some(Expired::Idle);
+        }
+    }
+
+    fn judge(&mut self, observed: Result<Observed, ServerError>) {
+        let now = Instant::now();
+        match observed {
+            Ok(observed) => match observed.state {
+                State::Ready => {
+                    self.silent_since = None;
+                    if let Some(idle) = &mut self.idle {
+                        idle.observe(&observed, (self.pod.wall)(), now);
+                    }
+                    if self.local.held.is_some_and(|held| held.step == Step::Silent) {
+                        if let (Some(entry), Some(id)) = (&self.entry, &self.registration) {
+                            entry.open(id.clone());
+                        }
+                        self.set_step(Step::Registered);
+                    }
+                }
+                State::Failed | State::Draining => self.fail(Fault {
+                    reason: "RegistrationFailed",
+                    message: observed.fatal_error,
+                }),
+                State::Registering | State::Unspecified => self.silent(now),
+            },
+            Err(ServerError::Answered(failure))
+                if matches!(
+                    failure.reason,
+                    Reason::RegistrationNotFound | Reason::StaleRegistration
+                ) =>
+            {
+                self.fail(Fault {
+                    reason: "RegistrationFailed",
+                    message: "the Runtime Server lost the registration".to_owned(),
+                });
+            }
+            Err(error) => {
+                if self.silent_since.is_none() {
+                    tracing::warn!(%error, run = %self.key, "the Runtime Server does not answer for a function");
+                }
+                self.silent(now);
+            }
+        }
+    }
+
+    fn silent(&mut self, now: Instant) {
+        let since = *self.silent_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= SILENT_AFTER {
+            if let Some(entry) = &self.entry {
+                entry.close(Gate::Recovering);
+            }
+            self.set_step(Step::Silent);
+        }
+    }
+
+    /// Returns when the decision may be another one.
+    async fn news(&mut self) {
+        let stopping = self.pod.drain.stopping();
+        let stop = async {
+            if self.local.draining {
+                std::future::pending().await
+            } else {
+                stopping.cancelled().await
+            }
+        };
+        let end = async {
+            match self.ends.filter(|_| self.local.expired.is_none()) {
+                Some(ends) => sleep_until(ends).await,
+                None => std::future::pending().await,
+            }
+        };
+        let gateway = async {
+            if self.gateway.changed().await.is_err() {
+                std::future::pending().await
+            }
+        };
+        tokio::select! {
+            changed = self.mailbox.changed() => {
+                if changed.is_err() {
+                    // The map of drivers is gone; only stopping is left to wait for.
+                    stopping.cancelled().await;
+                }
+            }
+            () = gateway => {}
+            () = stop => {}
+            () = end => {}
+        }
+    }
+
+    async fn pause(&mut self, doing: &str, error: &str) {
+        tracing::warn!(error, run = %self.key, "{doing} is tried again");
+        self.delay().await;
+    }
+
+    async fn delay(&mut self) {
+        let pause = self.backoff;
+        self.backoff = (self.backoff * 2).min(BACKOFF.1);
+        sleep(pause).await;
+    }
+}
+
+/// Whether `run` is a version before `known`. Versions that are no numbers cannot be compared; then
+/// the later to arrive counts, and a write decided on it would meet a conflict.
+fn is_older(run: &Run, known: &Run) -> bool {
+    let version = |run: &Run| -> Option<u64> { run.metadata.resource_version.as_deref()?.parse().ok() };
+    matches!((version(run), version(known)), (Some(run), Some(known)) if run < known)
+}

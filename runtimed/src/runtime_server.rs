@@ -1,0 +1,433 @@
+//! Client of the Pod-local Runtime Server (contract 5), over a Unix socket or the Pod's loopback.
+//!
+//! Everything about the server's statuses ends here: what comes out is an answer, or that there was
+//! none. No keepalive pings are sent: servers in other languages answer them with GOAWAY. Tests give
+//! it a channel to a server in the same process.
+
+use std::{error::Error as StdError, str::FromStr, time::Duration};
+
+use kruntimes_api::keys::RunUid;
+use kruntimes_proto::{
+    executor::{
+        FunctionRegistration, FunctionRegistrationState, FunctionStatusRequest, InvokeFunctionRequest,
+        InvokeFunctionResponse, RegisterFunctionRequest, UnregisterFunctionRequest,
+        function_runtime_client::FunctionRuntimeClient,
+    },
+    failure::{Component, Dispatched, Failure, Reason},
+    hop,
+    ids::RegistrationId,
+    limits,
+};
+use tonic::{
+    Code, ConnectError, Request, Status,
+    metadata::AsciiMetadataValue,
+    transport::{Channel, Endpoint},
+};
+
+/// Connecting within one Pod takes microseconds, or the server is not there.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// Status and unregistration of what does not run are answered from memory.
+const QUICK: Duration = Duration::from_secs(5);
+
+/// How much longer than its deadline the server gets to answer that the deadline passed.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// A message and some more, so that it needs no update of a window on its way.
+const WINDOW: u32 = 4 * 1024 * 1024;
+
+/// A UID that no Run has, to ask the server whether it knows functions at all.
+const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
+
+/// Where the server listens: `--server`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerAddress(String);
+
+/// The server. Clones share one connection, which is made when needed and again when lost.
+#[derive(Debug, Clone)]
+pub struct RuntimeServer {
+    client: FunctionRuntimeClient<Channel>,
+}
+
+/// What the server says of a registration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observed {
+    /// Whether it can be called.
+    pub state: FunctionRegistrationState,
+    /// Running calls.
+    pub in_flight: i32,
+    /// Nanoseconds since 1970, by the server's clock, which is the node's.
+    pub last_activity_unix_nano: i64,
+    /// Why it failed, at most 4 KiB.
+    pub fatal_error: String,
+}
+
+/// An output, and how long the handler took by the server's own clock.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The message.
+    pub response: InvokeFunctionResponse,
+    /// Microseconds, as the server wrote them.
+    pub handler_us: Option<u64>,
+}
+
+/// W3C trace context of a call, passed through as it came.
+#[derive(Debug, Clone, Default)]
+pub struct Trace {
+    /// `traceparent`.
+    pub parent: Option<AsciiMetadataValue>,
+    /// `tracestate`.
+    pub state: Option<AsciiMetadataValue>,
+}
+
+/// A lifecycle call without success.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ServerError {
+    /// The server said so.
+    #[error("the Runtime Server answered {0}")]
+    Answered(Failure),
+    /// It did not answer, or not in time; what it did is unknown.
+    #[error("the Runtime Server does not answer: {0}")]
+    Silent(String),
+}
+
+// === impl ServerAddress ===
+
+impl FromStr for ServerAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let local = |rest: &str| {
+            let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
+            matches!(host, "127.0.0.1" | "localhost" | "[::1]")
+        };
+        let fine = text.strip_prefix("unix:///").is_some_and(|path| !path.is_empty())
+            || text.strip_prefix("http://").is_some_and(local);
+        if fine {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err("write unix:///path/of/socket or http://127.0.0.1:PORT; the server is in this Pod".to_owned())
+        }
+    }
+}
+
+// === impl ServerError ===
+
+impl ServerError {
+    fn of(status: &Status) -> Self {
+        match Failure::from_server_status(status) {
+            Some(failure) => Self::Answered(failure),
+            None => Self::Silent(limits::clip(&chain(status), limits::DETAIL_BYTES)),
+        }
+    }
+
+    /// The server's reason, if it gave one.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Answered(failure) => Some(failure.reason),
+            Self::Silent(_) => None,
+        }
+    }
+}
+
+// === impl RuntimeServer ===
+
+impl RuntimeServer {
+    /// Connects when first used.
+    ///
+    /// # Errors
+    /// When the address is none; the text names the flag.
+    pub fn connect_lazy(address: &ServerAddress) -> Result<Self, String> {
+        let endpoint = Endpoint::from_shared(address.0.clone())
+            .map_err(|error| format!("--server {}: {error}", address.0))?
+            .connect_timeout(CONNECT)
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW);
+        Ok(Self::over(endpoint.connect_lazy()))
+    }
+
+    /// Over a channel that somebody else made.
+    #[must_use]
+    pub fn over(channel: Channel) -> Self {
+        Self {
+            client: FunctionRuntimeClient::new(channel)
+                .max_decoding_message_size(limits::MESSAGE_BYTES)
+                .max_encoding_message_size(limits::MESSAGE_BYTES),
+        }
+    }
+
+    /// Whether the server has the service for functions (contract 5.7).
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub async fn supports_functions(&self) -> Result<bool, ServerError> {
+        let id = RegistrationId::generate();
+        let answer = self.raw_status(NOBODY, &id).await;
+        match answer.as_ref().map_err(ServerError::reason) {
+            Err(Some(Reason::FunctionsUnsupported)) => Ok(false),
+            // Any word about a registration that cannot exist shows that it keeps some.
+            Ok(_) | Err(Some(Reason::RegistrationNotFound | Reason::StaleRegistration)) => Ok(true),
+            Err(_) => answer.map(|_| true),
+        }
+    }
+
+    /// Makes, or finds again, a registration; waits at most `wait` for the answer.
+    ///
+    /// # Errors
+    /// When the server refuses or does not answer.
+    pub async fn register(
+        &self,
+        message: RegisterFunctionRequest,
+        wait: Duration,
+    ) -> Result<(RegistrationId, FunctionRegistrationState), ServerError> {
+        let mut request = Request::new(message);
+        request.set_timeout(wait);
+        let call = async {
+            let mut client = self.client.clone();
+            client.register_function(request).await
+        };
+        let response = within(wait, call).await?;
+        let id = response
+            .registration
+            .as_ref()
+            .map_or("", |it| it.registration_id.as_str());
+        let id = RegistrationId::parse(id.as_bytes()).map_err(|error| {
+            ServerError::Answered(Failure::new(Reason::RuntimeServerError, error.to_string()))
+        })?;
+        Ok((id, response.state()))
+    }
+
+    /// Reads the state of a registration.
+    ///
+    /// # Errors
+    /// When the server does not know it or does not answer.
+    pub async fn status(&self, run: RunUid, id: &RegistrationId) -> Result<Observed, ServerError> {
+        self.raw_status(&run.to_string(), id).await
+    }
+
+    async fn raw_status(&self, run: &str, id: &RegistrationId) -> Result<Observed, ServerError> {
+        let mut request = Request::new(FunctionStatusRequest {
+            registration: Some(FunctionRegistration {
+                run_uid: run.to_owned(),
+                registration_id: id.as_str().to_owned(),
+            }),
+        });
+        request.set_timeout(QUICK);
+        let mut client = self.client.clone();
+        let response = within(QUICK, client.function_status(request)).await?;
+        Ok(Observed {
+            state: response.state(),
+            in_flight: response.in_flight,
+            last_activity_unix_nano: response.last_activity_unix_nano,
+            fatal_error: limits::clip(&response.fatal_error, limits::FATAL_ERROR_BYTES),
+        })
+    }
+
+    /// Ends a registration: drains at most `drain`, or cancels at once when that is `None`. One that
+    /// is not there, or was superseded, is a success.
+    ///
+    /// # Errors
+    /// When the server refuses or does not answer.
+    pub async fn unregister(
+        &self,
+        run: RunUid,
+        id: &RegistrationId,
+        drain: Option<Duration>,
+    ) -> Result<(), ServerError> {
+        let drain_millis = drain.map_or(0, |drain| drain.min(limits::MAX_DRAIN).as_millis());
+        let mut request = Request::new(UnregisterFunctionRequest {
+            registration: Some(FunctionRegistration {
+                run_uid: run.to_string(),
+                registration_id: id.as_str().to_owned(),
+            }),
+            cancel_in_flight: drain.is_none(),
+            drain_timeout_millis: i64::try_from(drain_millis).unwrap_or(i64::MAX),
+        });
+        // Cancelling takes a moment too: processes are ended.
+        let wait = drain.unwrap_or_default() + QUICK;
+        request.set_timeout(wait);
+        let mut client = self.client.clone();
+        match within(wait, client.unregister_function(request)).await {
+            Ok(_) => Ok(()),
+            Err(ServerError::Answered(failure))
+                if matches!(
+                    failure.reason,
+                    Reason::RegistrationNotFound | Reason::StaleRegistration | Reason::FunctionsUnsupported
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs one call. Dropping the future resets the stream: the server then does what the Runtime
+    /// wants done when a caller is gone.
+    ///
+    /// # Errors
+    /// What the caller is told.
+    pub async fn invoke(
+        &self,
+        message: InvokeFunctionRequest,
+        timeout: Duration,
+        trace: &Trace,
+    ) -> Result<Answer, Failure> {
+        let mut request = Request::new(message);
+        for (name, value) in [(hop::TRACEPARENT, &trace.parent), (hop::TRACESTATE, &trace.state)] {
+            if let Some(value) = value {
+                request.metadata_mut().insert(name, value.clone());
+            }
+        }
+        let wait = timeout + SLACK;
+        request.set_timeout(wait);
+        let mut client = self.client.clone();
+        let answer = tokio::time::timeout(wait, client.invoke_function(request)).await;
+        let Ok(answer) = answer else {
+            return Err(Failure::new(
+                Reason::DeadlineExceeded,
+                "the Runtime Server did not keep the deadline of the call",
+            ));
+        };
+        let response = answer.map_err(|status| failure(&status))?;
+        let handler_us = response.metadata().get(hop::HANDLER_US);
+        let handler_us = handler_us.and_then(|value| value.to_str().ok()?.parse().ok());
+        Ok(Answer {
+            response: response.into_inner(),
+            handler_us,
+        })
+    }
+}
+
+async fn within<T>(
+    wait: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, ServerError> {
+    match tokio::time::timeout(wait, call).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        // Also made by the transport, on our side, out of the timeout of the request.
+        Ok(Err(status))
+            if status.code() == Code::DeadlineExceeded && Failure::from_status(&status).is_none() =>
+        {
+            Err(ServerError::Silent(format!("within {wait:?}")))
+        }
+        Ok(Err(status)) => Err(ServerError::of(&status)),
+        Err(_) => Err(ServerError::Silent(format!("within {wait:?}"))),
+    }
+}
+
+/// What a caller is told of a status of InvokeFunction.
+fn failure(status: &Status) -> Failure {
+    if let Some(failure) = Failure::from_server_status(status) {
+        return match failure.reason {
+            // The gateway authenticates, not a server: a caller must not be told to log in again.
+            Reason::Unauthenticated | Reason::PermissionDenied | Reason::AuthorizationUnavailable => {
+                Failure {
+                    reason: Reason::RuntimeServerError,
+                    dispatched: Dispatched::Unknown,
+                    ..failure
+                }
+            }
+            _ => failure,
+        };
+    }
+    if never_connected(status) {
+        return Failure::new(Reason::ServerUnavailable, "the Runtime Server cannot be reached");
+    }
+    if status.code() == Code::DeadlineExceeded || is_timeout(status) {
+        return Failure::new(Reason::DeadlineExceeded, "the deadline of the call passed");
+    }
+    tracing::warn!(
+        error = chain(status),
+        "a call broke off on its way to the Runtime Server"
+    );
+    Failure::new(
+        Reason::OutcomeUnknown,
+        "the connection to the Runtime Server broke during the call",
+    )
+    .by(Component::RuntimeServer)
+}
+
+fn never_connected(status: &Status) -> bool {
+    causes(status).any(|error| error.is::<ConnectError>())
+}
+
+fn is_timeout(status: &Status) -> bool {
+    causes(status).any(|error| error.is::<tonic::TimeoutExpired>())
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+    let mut next = status.source();
+    std::iter::from_fn(move || {
+        let error = next?;
+        next = error.source();
+        Some(error)
+    })
+}
+
+fn chain(status: &Status) -> String {
+    let mut text = format!("{:?}: {}", status.code(), status.message());
+    for error in causes(status) {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_is_in_this_pod() {
+        for good in [
+            "unix:///run/kruntimes/runtime.sock",
+            "http://127.0.0.1:8080",
+            "http://[::1]:80",
+        ] {
+            assert!(good.parse::<ServerAddress>().is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "unix:///",
+            "unix://rel",
+            "http://10.0.0.1:80",
+            "https://127.0.0.1:1",
+            "127.0.0.1:1",
+        ] {
+            assert!(bad.parse::<ServerAddress>().is_err(), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_got_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = format!("unix://{}", dir.path().join("none.sock").display());
+        let server = RuntimeServer::connect_lazy(&address.parse().unwrap()).unwrap();
+        let failure = server
+            .invoke(
+                InvokeFunctionRequest::default(),
+                Duration::from_secs(1),
+                &Trace::default(),
+            )
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (failure.reason, failure.dispatched),
+            (Reason::ServerUnavailable, Dispatched::No)
+        );
+        assert!(matches!(
+            server.supports_functions().await,
+            Err(ServerError::Silent(_))
+        ));
+    }
+
+    #[test]
+    fn a_server_cannot_send_the_caller_to_the_login() {
+        let failure = failure(&Status::unauthenticated("who?"));
+        assert_eq!(
+            (failure.reason, failure.dispatched),
+            (Reason::RuntimeServerError, Dispatched::Unknown)
+        );
+    }
+}
