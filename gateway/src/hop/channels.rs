@@ -1,0 +1,249 @@
+//! One channel per owning process: made on demand, tried before use after a rest, gone with its owner.
+//!
+//! A channel never connects again by itself. Whether a call was sent is therefore always known here.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use kruntimes_peer::Dialer;
+use kruntimes_proto::executor::{FunctionStatusRequest, function_runtime_client::FunctionRuntimeClient};
+use tokio::time::{Instant, timeout, timeout_at};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::routes::Owner;
+
+/// How long connecting may take, all steps together. Pods answer in milliseconds or not at all.
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// A channel that rested longer is tried before it carries a call (contract 4).
+const RESTED: Duration = Duration::from_secs(5);
+/// How long that may take.
+const TRY_TIMEOUT: Duration = Duration::from_secs(1);
+/// After a failed dial others fail at once for this long, so that they do not queue up for the same end.
+const FAILED: Duration = Duration::from_millis(500);
+/// How often a connection is pinged while calls run on it, and how long it may then be silent.
+const PING: Duration = Duration::from_secs(1);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// A frame and the windows are this large so that a payload of 1 MiB needs few of them (measured: CPU -28 %).
+const FRAME: u32 = 256 * 1024;
+const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
+const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+
+/// All channels of this process.
+#[derive(Debug)]
+pub struct Channels {
+    dialer: Dialer,
+    slots: Mutex<HashMap<Owner, Arc<Slot>>>,
+}
+
+/// A channel that works as far as is known, and counts as used until this drops.
+#[derive(Debug)]
+pub struct Lease {
+    slot: Arc<Slot>,
+    open: Arc<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    open: ArcSwapOption<Open>,
+    /// Held while dialling or trying; calls on a channel in use do not touch it.
+    gate: tokio::sync::Mutex<Option<Failed>>,
+}
+
+#[derive(Debug)]
+struct Failed {
+    at: Instant,
+    why: String,
+}
+
+#[derive(Debug)]
+struct Open {
+    channel: Channel,
+    in_use: AtomicUsize,
+    rested_since: Mutex<Instant>,
+}
+
+/// Sizes and pings of each connection; for [`Dialer::with_endpoint`].
+#[must_use]
+pub fn endpoint(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(false)
+}
+
+// === impl Channels ===
+
+impl Channels {
+    /// No channels yet.
+    #[must_use]
+    pub fn new(dialer: Dialer) -> Self {
+        Self {
+            dialer,
+            slots: Mutex::default(),
+        }
+    }
+
+    /// A channel to `owner`, at the latest at `deadline`.
+    ///
+    /// # Errors
+    /// Says why there is none; nothing of a call was sent.
+    pub async fn get(&self, owner: &Owner, deadline: Instant) -> Result<Lease, String> {
+        let slot = self.slot(owner);
+        if let Some(lease) = slot.fresh() {
+            return Ok(lease);
+        }
+        timeout_at(deadline, self.make(owner, slot))
+            .await
+            .unwrap_or_else(|_| Err("no connection before the deadline".to_owned()))
+    }
+
+    /// Forgets the channels of all owners but `live`. Calls that run on them go on.
+    pub fn retain(&self, live: &HashSet<Owner>) {
+        self.lock().retain(|owner, _| live.contains(owner));
+    }
+
+    /// How many owners have a channel, or had one.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    async fn make(&self, owner: &Owner, slot: Arc<Slot>) -> Result<Lease, String> {
+        let mut failed = slot.gate.lock().await;
+        // Somebody else may have made it meanwhile.
+        if let Some(lease) = slot.fresh() {
+            return Ok(lease);
+        }
+        if let Some(open) = slot.open.load_full() {
+            let lease = Lease::new(&slot, &open);
+            if is_alive(open.channel.clone()).await {
+                return Ok(lease);
+            }
+            slot.open.store(None);
+        }
+        if let Some(before) = &*failed
+            && before.at.elapsed() < FAILED
+        {
+            return Err(before.why.clone());
+        }
+        match self.dialer.dial(owner.address, &owner.key).await {
+            Ok(channel) => {
+                *failed = None;
+                let open = Arc::new(Open::new(channel));
+                slot.open.store(Some(Arc::clone(&open)));
+                Ok(Lease::new(&slot, &open))
+            }
+            Err(error) => {
+                let why = error.to_string();
+                tracing::warn!(address = %owner.address, error = why, "an owner cannot be reached");
+                *failed = Some(Failed {
+                    at: Instant::now(),
+                    why: why.clone(),
+                });
+                Err(why)
+            }
+        }
+    }
+
+    fn slot(&self, owner: &Owner) -> Arc<Slot> {
+        let mut slots = self.lock();
+        Arc::clone(slots.entry(*owner).or_default())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Owner, Arc<Slot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether anything answers on this channel. The question is about no function and carries nothing of a
+/// caller; whatever comes back shows that connection and process live.
+async fn is_alive(channel: Channel) -> bool {
+    let mut client = FunctionRuntimeClient::new(channel);
+    match timeout(
+        TRY_TIMEOUT,
+        client.function_status(FunctionStatusRequest::default()),
+    )
+    .await
+    {
+        // A status that was made up on this side has a source; one that came over the wire has none.
+        Ok(Err(status)) => std::error::Error::source(&status).is_none(),
+        Ok(Ok(_)) => true,
+        Err(_) => false,
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// A channel that needs no trying.
+    fn fresh(self: &Arc<Self>) -> Option<Lease> {
+        let open = self.open.load_full()?;
+        let rested = open.in_use.load(Ordering::Relaxed) == 0
+            && open
+                .rested_since
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .elapsed()
+                > RESTED;
+        (!rested).then(|| Lease::new(self, &open))
+    }
+}
+
+// === impl Lease ===
+
+impl Lease {
+    fn new(slot: &Arc<Slot>, open: &Arc<Open>) -> Self {
+        open.in_use.fetch_add(1, Ordering::Relaxed);
+        Self {
+            slot: Arc::clone(slot),
+            open: Arc::clone(open),
+        }
+    }
+
+    /// The channel.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.open.channel.clone()
+    }
+
+    /// The channel turned out to be over: the next [`Channels::get`] makes a new one.
+    pub fn discard(self) {
+        let same = |held: &Option<Arc<Open>>| held.as_ref().is_some_and(|held| Arc::ptr_eq(held, &self.open));
+        self.slot
+            .open
+            .rcu(|held| if same(held) { None } else { held.clone() });
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        *self
+            .open
+            .rested_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.open.in_use.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    fn new(channel: Channel) -> Self {
+        Self {
+            channel,
+            in_use: AtomicUsize::new(0),
+            rested_since: Mutex::new(Instant::now()),
+        }
+    }
+}

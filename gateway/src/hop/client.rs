@@ -1,0 +1,177 @@
+//! An invocation and its route → one RPC, with deadline and fence.
+
+use std::time::Duration;
+
+use http::HeaderValue;
+use kruntimes_peer::never_sent;
+use kruntimes_proto::{
+    executor::{
+        FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse,
+        function_runtime_client::FunctionRuntimeClient,
+    },
+    failure::Failure,
+    hop, limits,
+};
+use tokio::time::Instant;
+use tonic::{
+    Request, Response, Status,
+    metadata::{AsciiMetadataValue, MetadataMap},
+};
+
+use super::{Answer, Call, Hop, HopError, channels::Channels};
+use crate::reply::Output;
+
+/// The owner ends a call at its deadline and says so; only an owner that says nothing is given up, this much
+/// later.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Whether the owner gets the caller's token, to authorize again (C-3.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum CallerCredential {
+    /// It does.
+    Forward,
+    /// It does not, and relies on this gateway.
+    Omit,
+}
+
+/// Calls owners over their channels.
+#[derive(Debug)]
+pub struct Client {
+    channels: std::sync::Arc<Channels>,
+    credential: CallerCredential,
+}
+
+impl Client {
+    /// Uses `channels`.
+    #[must_use]
+    pub fn new(channels: std::sync::Arc<Channels>, credential: CallerCredential) -> Self {
+        Self { channels, credential }
+    }
+
+    async fn attempt(&self, call: &Call<'_>) -> Result<Result<Answer, HopError>, NeverSent> {
+        let lease = match self.channels.get(&call.route.owner, call.deadline).await {
+            Ok(lease) => lease,
+            Err(why) => return Ok(Err(HopError::NotSent(why))),
+        };
+        let mut client = FunctionRuntimeClient::new(lease.channel())
+            .max_decoding_message_size(limits::MESSAGE_BYTES)
+            .max_encoding_message_size(limits::MESSAGE_BYTES);
+        let left = call.deadline.saturating_duration_since(Instant::now());
+        let rpc = client.invoke_function(self.request(call, left));
+        match pingora_timeout::timeout(left + PATIENCE, rpc).await {
+            Ok(Ok(response)) => Ok(answer(response)),
+            Ok(Err(status)) if never_sent(&status) => {
+                lease.discard();
+                Err(NeverSent)
+            }
+            Ok(Err(status)) => {
+                if status_is_local(&status) {
+                    // The connection is in doubt; the next call gets another.
+                    lease.discard();
+                }
+                Ok(Err(refusal(&status)))
+            }
+            Err(_) => Ok(Err(HopError::Deadline)),
+        }
+    }
+
+    fn request(&self, call: &Call<'_>, left: Duration) -> Request<InvokeFunctionRequest> {
+        let invocation = call.invocation;
+        let mut request = Request::new(InvokeFunctionRequest {
+            registration: Some(FunctionRegistration {
+                run_uid: invocation.uid.to_string(),
+                registration_id: String::new(),
+            }),
+            invocation_id: invocation.id.as_str().to_owned(),
+            input: call.input.clone(),
+            content_type: "application/json".to_owned(),
+            // Zero would mean the server's default.
+            timeout_millis: i64::try_from(left.as_millis()).unwrap_or(i64::MAX).max(1),
+        });
+        let metadata = request.metadata_mut();
+        if self.credential == CallerCredential::Forward {
+            pass(metadata, hop::AUTHORIZATION, Some(invocation.bearer.header()));
+        }
+        pass(metadata, hop::TRACEPARENT, invocation.traceparent.as_ref());
+        pass(metadata, hop::TRACESTATE, invocation.tracestate.as_ref());
+        put(metadata, hop::ATTEMPT, &call.route.attempt.to_string());
+        put(metadata, hop::POD_UID, call.route.pod_uid.as_str());
+        put(metadata, hop::HOP, hop::HOP_VALUE);
+        request
+    }
+}
+
+impl Hop for Client {
+    async fn call(&self, call: Call<'_>) -> Result<Answer, HopError> {
+        // A pooled connection may be over without anybody having noticed. Then nothing was sent, and a new
+        // one is made; that is still one attempt at the same owner.
+        match self.attempt(&call).await {
+            Ok(result) => result,
+            Err(NeverSent) => self
+                .attempt(&call)
+                .await
+                .unwrap_or_else(|NeverSent| Err(HopError::NotSent("the connection ends at once".to_owned()))),
+        }
+    }
+}
+
+/// The connection was over before the call.
+struct NeverSent;
+
+fn answer(response: Response<InvokeFunctionResponse>) -> Result<Answer, HopError> {
+    let handler = response
+        .metadata()
+        .get(hop::HANDLER_US)
+        .and_then(|value| value.to_str().ok()?.parse().ok())
+        .map(Duration::from_micros);
+    let message = response.into_inner();
+    if message.output.len() > limits::OUTPUT_BYTES {
+        return Err(HopError::BadAnswer("the output is over the limit"));
+    }
+    Ok(Answer {
+        output: Output {
+            body: message.output,
+            content_type: message.content_type,
+            outputs: message.outputs,
+        },
+        handler,
+    })
+}
+
+/// Only a status with our ErrorInfo is an answer: transports invent codes of their own (C-3.5).
+fn refusal(status: &Status) -> HopError {
+    match Failure::from_status(status) {
+        Some(failure) => HopError::Answered(failure),
+        // The text may come from a peer; it goes to the log, not to the caller.
+        None => {
+            tracing::warn!(code = ?status.code(), text = limits::clip(status.message(), 256),
+                "an owner's answer says nothing");
+            HopError::Unknown(format!(
+                "the connection to the owner failed ({:?})",
+                status.code()
+            ))
+        }
+    }
+}
+
+/// A status that this side made of a broken connection has a source; one that came over the wire has none.
+fn status_is_local(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
+}
+
+fn put(metadata: &mut MetadataMap, name: &'static str, value: &str) {
+    // Digits and what Kubernetes wrote: visible ASCII. A value that is not simply stays away, and the owner
+    // refuses the call.
+    if let Ok(value) = AsciiMetadataValue::try_from(value) {
+        metadata.insert(name, value);
+    }
+}
+
+fn pass(metadata: &mut MetadataMap, name: &'static str, value: Option<&HeaderValue>) {
+    if let Some(value) = value
+        && let Ok(mut passed) = AsciiMetadataValue::try_from(value.as_bytes())
+    {
+        passed.set_sensitive(value.is_sensitive());
+        metadata.insert(name, passed);
+    }
+}
