@@ -1,0 +1,188 @@
+//! Flags of the scheduler; nonsense is refused before anything starts.
+
+use clap::Parser;
+use kruntimes_ops::args::OpsArgs;
+
+/// Longest `--gateway-url`: with the longest invoke path it stays below what `endpoint.url` may hold.
+const URL_MAX: usize = 1700;
+
+/// Assigns Runs to Pods and keeps the pools of Runtimes.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "kruntimes-scheduler", version)]
+pub struct Args {
+    #[command(flatten)]
+    pub ops: OpsArgs,
+
+    /// Namespace of the leader Lease, the gateway's certificates and the serving Secret.
+    #[arg(long, env = "KRUNTIMES_SYSTEM_NAMESPACE", default_value = "kruntimes-system")]
+    pub system_namespace: String,
+
+    /// Who this process is in the leader Lease; give the Pod's name. A random one when absent.
+    #[arg(long, env = "KRUNTIMES_IDENTITY")]
+    pub identity: Option<String>,
+
+    /// Public URL of the gateway, for `status.endpoint` of Runs.
+    #[arg(
+        long,
+        env = "KRUNTIMES_GATEWAY_URL",
+        default_value = "https://kruntimes-gateway.kruntimes-system.svc.cluster.local",
+        value_parser = gateway_url
+    )]
+    pub gateway_url: String,
+
+    /// Secret in the system namespace with the gateway's serving certificate.
+    #[arg(
+        long,
+        env = "KRUNTIMES_SERVING_SECRET",
+        default_value = "kruntimes-gateway-tls"
+    )]
+    pub serving_secret: String,
+
+    /// Image of the runtimed container of every pool.
+    #[arg(long, env = "KRUNTIMES_RUNTIMED_IMAGE")]
+    pub runtimed_image: String,
+
+    /// ClusterRole that pools' ServiceAccounts are bound to.
+    #[arg(
+        long,
+        env = "KRUNTIMES_RUNTIMED_CLUSTER_ROLE",
+        default_value = "kruntimes-runtimed"
+    )]
+    pub runtimed_cluster_role: String,
+
+    /// Namespace from which gateways may reach runtimed.
+    #[arg(long, env = "KRUNTIMES_GATEWAY_NAMESPACE", default_value = "kruntimes-system")]
+    pub gateway_namespace: String,
+
+    /// When the runtimed image is pulled.
+    #[arg(
+        long,
+        env = "KRUNTIMES_IMAGE_PULL_POLICY",
+        value_enum,
+        default_value = "IfNotPresent"
+    )]
+    pub image_pull_policy: PullPolicy,
+
+    /// Namespaces to serve, separated by commas; empty serves all.
+    #[arg(long, env = "KRUNTIMES_NAMESPACES", value_delimiter = ',')]
+    pub namespaces: Vec<String>,
+
+    /// One more argument for every runtimed; may be repeated.
+    #[arg(
+        long,
+        env = "KRUNTIMES_RUNTIMED_EXTRA_ARG",
+        allow_hyphen_values = true,
+        value_name = "ARG"
+    )]
+    pub runtimed_extra_arg: Vec<String>,
+}
+
+/// The words of `imagePullPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+// === impl PullPolicy ===
+
+impl PullPolicy {
+    /// As Kubernetes writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::IfNotPresent => "IfNotPresent",
+            Self::Never => "Never",
+        }
+    }
+}
+
+// === impl Args ===
+
+impl Args {
+    /// Namespaces without empty entries, sorted, each once; none means all.
+    #[must_use]
+    pub fn scopes(&self) -> Vec<String> {
+        let mut scopes: Vec<_> = self
+            .namespaces
+            .iter()
+            .map(|it| it.trim().to_owned())
+            .filter(|it| !it.is_empty())
+            .collect();
+        scopes.sort_unstable();
+        scopes.dedup();
+        scopes
+    }
+}
+
+fn gateway_url(text: &str) -> Result<String, &'static str> {
+    let url = text.trim_end_matches('/');
+    let host = url
+        .strip_prefix("https://")
+        .ok_or("must begin with https://: tokens travel over it")?;
+    if host.is_empty() || host.contains(['@', '?', '#']) || host.chars().any(char::is_whitespace) {
+        return Err("must be https://HOST[:PORT][/PREFIX] without user information, query or blanks");
+    }
+    if url.len() > URL_MAX {
+        return Err("is too long; at most 1700 characters leave room for the invoke path");
+    }
+    Ok(url.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Args, clap::Error> {
+        Args::try_parse_from([&["x", "--runtimed-image", "kruntimes/runtimed:dev"], args].concat())
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_manual() {
+        let args = parse(&[]).unwrap();
+        assert_eq!(args.system_namespace, "kruntimes-system");
+        assert_eq!(args.serving_secret, "kruntimes-gateway-tls");
+        assert_eq!(args.runtimed_cluster_role, "kruntimes-runtimed");
+        assert_eq!(args.image_pull_policy.as_str(), "IfNotPresent");
+        assert!(args.scopes().is_empty(), "all namespaces");
+    }
+
+    #[test]
+    fn lists_and_repeated_flags() {
+        let args = parse(&[
+            "--namespaces=b,a,,a",
+            "--runtimed-extra-arg=--log-filter=debug",
+            "--runtimed-extra-arg",
+            "--caller-credential=omit",
+        ])
+        .unwrap();
+        assert_eq!(args.scopes(), ["a", "b"]);
+        assert_eq!(
+            args.runtimed_extra_arg,
+            ["--log-filter=debug", "--caller-credential=omit"]
+        );
+    }
+
+    #[test]
+    fn the_url_is_https_and_has_no_trailing_slash() {
+        assert_eq!(
+            parse(&["--gateway-url=https://gw.example:8443/"])
+                .unwrap()
+                .gateway_url,
+            "https://gw.example:8443"
+        );
+        for bad in [
+            "http://gw",
+            "https://",
+            "https://u@gw",
+            "https://gw?x",
+            "https://g w",
+        ] {
+            let refusal = parse(&["--gateway-url", bad]).unwrap_err().to_string();
+            assert!(refusal.contains("--gateway-url"), "{bad}: {refusal}");
+        }
+    }
+}

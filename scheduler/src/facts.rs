@@ -1,0 +1,358 @@
+//! Kubernetes objects → only the fields that can change a decision of ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::{
+    api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod},
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, MicroTime},
+};
+use kruntimes_api::{
+    Run,
+    keys::PodUid,
+    names::{
+        ANNOTATION_MODES, CAPACITY_PREFIX, LABEL_RUNTIME, MANAGER_SCHEDULER, RESOURCE_RUNS, heartbeat_lease,
+    },
+    quantity::{Amount, InvalidQuantity, Resources},
+    runtime::DEFAULT_RUNS,
+};
+use kube::ResourceExt as _;
+
+/// Namespace and name of an object; who it is while it exists.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Amounts by resource name.
+pub type Amounts = BTreeMap<String, Amount>;
+
+/// A Pod of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodFacts {
+    pub key: ObjectKey,
+    pub uid: PodUid,
+    /// Name of the Runtime, by label.
+    pub runtime: String,
+    /// Running, Ready and not being deleted.
+    pub serves: bool,
+    /// By annotation; `runs` is always there.
+    pub capacity: Amounts,
+}
+
+/// A heartbeat as written; its age is counted by whoever sees it change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BeatFacts {
+    /// Namespace and name of the Lease.
+    pub key: ObjectKey,
+    pub runtime: String,
+    /// UID of the Pod that beats.
+    pub holder: String,
+    pub renewed: Option<MicroTime>,
+    /// Modes that the Pod's Runtime Server supports.
+    pub modes: BTreeSet<String>,
+}
+
+/// The Deployment of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeploymentFacts {
+    pub key: ObjectKey,
+    pub uid: String,
+    /// Grows when anybody changes the spec.
+    pub generation: i64,
+    /// Name of the owning Runtime.
+    pub runtime: Option<String>,
+    /// Whether a scaler has taken `spec.replicas` over from us.
+    pub scaled_by_others: bool,
+    pub replicas: i32,
+    pub ready: i32,
+    /// Why Pods cannot be made, as the Deployment says.
+    pub failure: Option<String>,
+}
+
+// === impl ObjectKey ===
+
+impl ObjectKey {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+
+    /// The key of an object; `None` without namespace or name.
+    pub fn of(object: &impl kube::Resource) -> Option<Self> {
+        Some(Self::new(
+            object.meta().namespace.clone()?,
+            object.meta().name.clone()?,
+        ))
+    }
+}
+
+// === impl PodFacts ===
+
+impl PodFacts {
+    /// `None` for what is no Pod of a pool.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let key = ObjectKey::of(pod)?;
+        let uid = PodUid::new(pod.metadata.uid.clone()?)?;
+        let runtime = pod.labels().get(LABEL_RUNTIME)?.clone();
+        let mut capacity = Amounts::new();
+        for (name, value) in pod.annotations() {
+            let Some(resource) = name.strip_prefix(CAPACITY_PREFIX) else {
+                continue;
+            };
+            // What cannot be read is not there: the Pod takes fewer Runs, not more.
+            if let Ok(amount) = value.parse() {
+                capacity.insert(resource.to_owned(), amount);
+            }
+        }
+        capacity
+            .entry(RESOURCE_RUNS.to_owned())
+            .or_insert(Amount::whole(DEFAULT_RUNS));
+        let status = pod.status.as_ref();
+        let running = status.and_then(|it| it.phase.as_deref()) == Some("Running");
+        let ready = status
+            .and_then(|it| it.conditions.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .any(|it| it.type_ == "Ready" && it.status == "True");
+        let serves = running && ready && pod.metadata.deletion_timestamp.is_none();
+        Some(Self {
+            key,
+            uid,
+            runtime,
+            serves,
+            capacity,
+        })
+    }
+
+    /// Key of the Runtime whose pool it is in.
+    pub fn pool(&self) -> ObjectKey {
+        ObjectKey::new(self.key.namespace.clone(), self.runtime.clone())
+    }
+
+    /// Key of its heartbeat Lease.
+    pub fn beat(&self) -> ObjectKey {
+        ObjectKey::new(self.key.namespace.clone(), heartbeat_lease(&self.key.name))
+    }
+}
+
+// === impl BeatFacts ===
+
+impl BeatFacts {
+    /// `None` for what is no heartbeat.
+    pub fn of(lease: &Lease) -> Option<Self> {
+        let key = ObjectKey::of(lease)?;
+        let runtime = lease
+            .labels()
+            .get(kruntimes_api::names::LEASE_LABEL_RUNTIME)?
+            .clone();
+        let spec = lease.spec.as_ref()?;
+        let modes = lease
+            .annotations()
+            .get(ANNOTATION_MODES)
+            .map(|it| {
+                it.split(',')
+                    .map(str::trim)
+                    .filter(|it| !it.is_empty())
+                    .map(str::to_owned)
+                    .collect()
+            })
+            .unwrap_or_default();
+        Some(Self {
+            key,
+            runtime,
+            holder: spec.holder_identity.clone().unwrap_or_default(),
+            renewed: spec.renew_time.clone(),
+            modes,
+        })
+    }
+}
+
+// === impl DeploymentFacts ===
+
+impl DeploymentFacts {
+    /// `None` without a name.
+    pub fn of(deployment: &Deployment) -> Option<Self> {
+        let meta = &deployment.metadata;
+        let status = deployment.status.as_ref();
+        let conditions = status.and_then(|it| it.conditions.as_deref()).unwrap_or_default();
+        let failure = conditions
+            .iter()
+            .find(|it| it.type_ == "ReplicaFailure" && it.status == "True")
+            .map(|it| it.message.clone().unwrap_or_default());
+        Some(Self {
+            key: ObjectKey::of(deployment)?,
+            uid: meta.uid.clone()?,
+            generation: meta.generation.unwrap_or_default(),
+            runtime: meta
+                .owner_references
+                .as_deref()
+                .unwrap_or_default()
+                .iter()
+                .find(|it| it.kind == "Runtime")
+                .map(|it| it.name.clone()),
+            scaled_by_others: scaled_by_others(meta.managed_fields.as_deref().unwrap_or_default()),
+            replicas: status.and_then(|it| it.replicas).unwrap_or_default(),
+            ready: status.and_then(|it| it.ready_replicas).unwrap_or_default(),
+            failure,
+        })
+    }
+}
+
+/// Whether somebody else manages `spec.replicas` and we do not: then it has been set to another
+/// number than ours, which takes the field away from us.
+fn scaled_by_others(managers: &[ManagedFieldsEntry]) -> bool {
+    let manages = |entry: &&ManagedFieldsEntry| {
+        let spec = entry.fields_v1.as_ref().and_then(|it| it.0.get("f:spec"));
+        spec.is_some_and(|it| it.get("f:replicas").is_some())
+    };
+    let mut others = managers.iter().filter(manages).peekable();
+    others.peek().is_some() && others.all(|it| it.manager.as_deref() != Some(MANAGER_SCHEDULER))
+}
+
+/// What a Run takes of a Pod (C-2, `resources.requests`): zeros left out, `runs` at least there.
+///
+/// # Errors
+/// When a value is no quantity.
+pub fn demand(run: &Run) -> Result<Amounts, InvalidQuantity> {
+    let requests = run.spec.resources.as_ref().and_then(|it| it.requests.as_ref());
+    let mut demand = amounts(requests)?;
+    demand.retain(|_, amount| *amount > Amount::ZERO);
+    demand.entry(RESOURCE_RUNS.to_owned()).or_insert(Amount::whole(1));
+    Ok(demand)
+}
+
+/// Reads quantities.
+///
+/// # Errors
+/// When a value is no quantity.
+pub fn amounts(resources: Option<&Resources>) -> Result<Amounts, InvalidQuantity> {
+    resources
+        .into_iter()
+        .flatten()
+        .map(|(name, it)| Ok((name.clone(), it.amount()?)))
+        .collect()
+}
+
+/// Whether `demand` fits into what `capacity` leaves beside `used`. A resource that is not
+/// advertised fits nothing.
+pub fn fits(demand: &Amounts, used: &Amounts, capacity: &Amounts) -> bool {
+    demand.iter().all(|(name, amount)| {
+        let taken = used.get(name).copied().unwrap_or_default();
+        capacity
+            .get(name)
+            .is_some_and(|whole| taken.plus(*amount) <= *whole)
+    })
+}
+
+/// Adds up.
+pub fn add(sum: &mut Amounts, demand: &Amounts) {
+    for (name, amount) in demand {
+        let entry = sum.entry(name.clone()).or_default();
+        *entry = entry.plus(*amount);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kruntimes_api::fixtures;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    pub(crate) fn pod(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_pod_serves_when_running_ready_and_not_deleting_c_7_1() {
+        let base = json!({
+            "metadata": { "namespace": "ns", "name": "p", "uid": "u", "labels": { "runtime": "python" },
+                "annotations": { "kruntimes.io/capacity.memory": "1Gi", "kruntimes.io/capacity.cpu": "rubbish" } },
+            "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
+        });
+        let facts = PodFacts::of(&pod(base.clone())).unwrap();
+        assert!(facts.serves);
+        assert_eq!(facts.capacity["runs"], Amount::whole(2), "the default");
+        assert_eq!(facts.capacity["memory"], Amount::whole(1 << 30));
+        assert!(
+            !facts.capacity.contains_key("cpu"),
+            "what cannot be read is not there"
+        );
+        for (path, value) in [
+            ("/status/phase", json!("Pending")),
+            ("/status/conditions/0/status", json!("False")),
+            ("/status", json!({})),
+        ] {
+            let mut other = base.clone();
+            *other.pointer_mut(path).unwrap() = value;
+            assert!(!PodFacts::of(&pod(other)).unwrap().serves, "{path}");
+        }
+        let mut deleting = base.clone();
+        deleting["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert!(!PodFacts::of(&pod(deleting)).unwrap().serves);
+        let mut stranger = base;
+        stranger["metadata"]["labels"] = json!({});
+        assert_eq!(PodFacts::of(&pod(stranger)), None);
+    }
+
+    #[test]
+    fn a_scaler_has_taken_over_when_only_others_manage_replicas() {
+        let entry = |manager: &str, fields: Value| -> ManagedFieldsEntry {
+            serde_json::from_value(json!({ "manager": manager, "fieldsV1": fields })).unwrap()
+        };
+        let replicas = json!({ "f:spec": { "f:replicas": {} } });
+        let ours = entry(MANAGER_SCHEDULER, replicas.clone());
+        let others = entry("kube-controller-manager", replicas);
+        let bystander = entry("kubectl", json!({ "f:metadata": {} }));
+        assert!(!scaled_by_others(&[ours.clone(), bystander.clone()]));
+        assert!(
+            !scaled_by_others(&[ours, others.clone()]),
+            "both agree on the number"
+        );
+        assert!(scaled_by_others(&[others, bystander.clone()]));
+        assert!(!scaled_by_others(&[bystander]));
+    }
+
+    #[test]
+    fn a_run_takes_one_run_and_zeros_take_nothing() {
+        let run = |requests: Value| {
+            let resources = serde_json::from_value(json!({ "requests": requests })).unwrap();
+            fixtures::run("ns", "n")
+                .with(|it| it.spec.resources = Some(resources))
+                .build()
+        };
+        assert_eq!(
+            demand(&fixtures::run("ns", "n").build()).unwrap()["runs"],
+            Amount::whole(1)
+        );
+        let asked = demand(&run(json!({ "runs": 0, "cpu": "0", "memory": "1Ki" }))).unwrap();
+        assert_eq!(asked["runs"], Amount::whole(1));
+        assert!(!asked.contains_key("cpu"));
+        assert_eq!(asked["memory"], Amount::whole(1024));
+        assert!(demand(&run(json!({ "cpu": "much" }))).is_err());
+    }
+
+    #[test]
+    fn what_is_not_advertised_fits_nothing() {
+        let amounts = |it: &[(&str, u64)]| -> Amounts {
+            it.iter()
+                .map(|(name, amount)| ((*name).to_owned(), Amount::whole(*amount)))
+                .collect()
+        };
+        let capacity = amounts(&[("runs", 2), ("memory", 10)]);
+        assert!(fits(
+            &amounts(&[("runs", 1), ("memory", 4)]),
+            &amounts(&[("runs", 1), ("memory", 6)]),
+            &capacity
+        ));
+        assert!(!fits(
+            &amounts(&[("memory", 5)]),
+            &amounts(&[("memory", 6)]),
+            &capacity
+        ));
+        assert!(!fits(&amounts(&[("gpu", 1)]), &Amounts::new(), &capacity));
+    }
+}

@@ -1,0 +1,326 @@
+use super::*;
+
+fn config() -> Config {
+    Config {
+        image: "kruntimes/runtimed:dev".to_owned(),
+        pull_policy: PullPolicy::IfNotPresent,
+        cluster_role: "kruntimes-runtimed".to_owned(),
+        gateway_namespace: "kruntimes-system".to_owned(),
+        extra_args: vec!["--log-filter=debug".to_owned()],
+    }
+}
+
+fn runtime(spec: Value) -> Runtime {
+    serde_json::from_value(json!({
+        "apiVersion": "kruntimes.io/v1alpha1", "kind": "Runtime",
+        "metadata": { "name": "python", "namespace": "ns", "uid": "u" }, "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn minimal() -> Value {
+    json!({ "template": { "spec": { "containers": [{ "name": "runtime", "image": "kruntimes/runtime-python:dev" }] } } })
+}
+
+fn with(pointer: &str, key: &str, value: Value) -> Value {
+    let mut spec = minimal();
+    spec.pointer_mut(pointer).unwrap()[key] = value;
+    spec
+}
+
+fn made(spec: Value, kind: Kind) -> Value {
+    let objects = objects(&runtime(spec), &config(), true).unwrap();
+    objects.into_iter().find(|it| it.kind == kind).unwrap().value
+}
+
+fn pod(spec: Value) -> Value {
+    made(spec, Kind::Deployment)
+        .pointer("/spec/template/spec")
+        .unwrap()
+        .clone()
+}
+
+fn mounts(container: &Value) -> Vec<&str> {
+    list(container.get("volumeMounts"))
+        .map(|it| it["mountPath"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn only_runtimed_mounts_token_journal_and_certificates_c_6_6() {
+    let pod = pod(minimal());
+    assert_eq!(pod["automountServiceAccountToken"], json!(false));
+    assert_eq!(mounts(&pod["containers"][0]), ["/run/kruntimes", "/workspace"]);
+    assert_eq!(
+        mounts(&pod["containers"][1]),
+        [
+            "/run/kruntimes",
+            "/workspace",
+            "/var/lib/kruntimes",
+            "/var/run/secrets/kubernetes.io/serviceaccount",
+            "/etc/kruntimes/gateway",
+        ]
+    );
+    let names: Vec<_> = list(pod.get("volumes"))
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, RESERVED_VOLUMES);
+}
+
+#[test]
+fn both_containers_are_restricted_and_of_one_user() {
+    let pod = pod(minimal());
+    for (field, value) in [
+        ("runAsUser", json!(65532)),
+        ("fsGroup", json!(65532)),
+        ("runAsNonRoot", json!(true)),
+    ] {
+        assert_eq!(pod["securityContext"][field], value, "{field}");
+    }
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    for container in list(pod.get("containers")) {
+        assert_eq!(
+            container["securityContext"]["allowPrivilegeEscalation"],
+            json!(false)
+        );
+        assert_eq!(
+            container["securityContext"]["capabilities"]["drop"],
+            json!(["ALL"])
+        );
+    }
+    let runtimed = &pod["containers"][1];
+    assert_eq!(runtimed["resources"]["limits"].get("cpu"), None);
+    assert_eq!(runtimed["securityContext"]["readOnlyRootFilesystem"], json!(true));
+}
+
+#[test]
+fn runtimed_is_told_where_it_is_and_what_it_holds() {
+    let mut spec = with(
+        "/template/spec/containers/0",
+        "resources",
+        json!({ "limits": { "memory": "1Gi", "cpu": "500m" } }),
+    );
+    spec["capacity"] = json!({ "resources": { "runs": 4, "cpu": "2" } });
+    let deployment = made(spec, Kind::Deployment);
+    let runtimed = deployment.pointer("/spec/template/spec/containers/1").unwrap();
+    let args: Vec<_> = list(runtimed.get("args"))
+        .map(|it| it.as_str().unwrap())
+        .collect();
+    assert_eq!(
+        args,
+        [
+            "--server=unix:///run/kruntimes/runtime.sock",
+            "--capacity=cpu=2,memory=1073741824,runs=4",
+            "--grace-period=300s",
+            "--log-filter=debug",
+        ]
+    );
+    let env: Vec<_> = list(runtimed.get("env"))
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        env,
+        [
+            "KRUNTIMES_NAMESPACE",
+            "KRUNTIMES_POD_NAME",
+            "KRUNTIMES_POD_UID",
+            "KRUNTIMES_POD_IP",
+            "KRUNTIMES_RUNTIME"
+        ]
+    );
+    let metadata = deployment.pointer("/spec/template/metadata").unwrap();
+    assert_eq!(metadata["annotations"]["kruntimes.io/capacity.runs"], "4");
+    assert_eq!(
+        metadata["annotations"]["kruntimes.io/capacity.memory"],
+        "1073741824"
+    );
+    assert_eq!(
+        metadata["labels"],
+        json!({ "runtime": "python", "app": "kruntimes-python" })
+    );
+}
+
+#[test]
+fn a_port_means_grpc_on_loopback() {
+    let mut spec = minimal();
+    spec["port"] = json!(9091);
+    assert_eq!(
+        pod(spec)["containers"][1]["args"][0],
+        "--server=http://127.0.0.1:9091"
+    );
+}
+
+#[test]
+fn a_template_passes_through() {
+    let mut spec = with("/template/spec", "nodeSelector", json!({ "disk": "ssd" }));
+    spec["template"]["spec"]["volumes"] = json!([{ "name": "models", "emptyDir": {} }]);
+    spec["template"]["spec"]["terminationGracePeriodSeconds"] = json!(60);
+    spec["template"]["spec"]["containers"][0]["volumeMounts"] =
+        json!([{ "name": "models", "mountPath": "/models" }]);
+    spec["template"]["spec"]["containers"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({ "name": "helper", "image": "h" }));
+    spec["template"]["metadata"] = json!({ "labels": { "team": "a", "runtime": "stolen" },
+        "annotations": { "kruntimes.io/capacity.runs": "99", "x": "y" } });
+    let deployment = made(spec, Kind::Deployment);
+    let pod = deployment.pointer("/spec/template/spec").unwrap();
+    assert_eq!(pod["nodeSelector"], json!({ "disk": "ssd" }));
+    assert_eq!(pod["volumes"][0]["name"], "models");
+    assert_eq!(
+        mounts(&pod["containers"][0]),
+        ["/models", "/run/kruntimes", "/workspace"]
+    );
+    assert_eq!(pod["containers"][1]["name"], "helper");
+    assert_eq!(pod["containers"][2]["args"][2], "--grace-period=30s");
+    let metadata = deployment.pointer("/spec/template/metadata").unwrap();
+    assert_eq!(metadata["labels"]["team"], "a");
+    assert_eq!(
+        metadata["labels"]["runtime"], "python",
+        "the selector's labels are ours"
+    );
+    assert_eq!(
+        metadata["annotations"]["kruntimes.io/capacity.runs"], "2",
+        "so is the capacity"
+    );
+}
+
+#[test]
+fn what_a_pool_may_not_have_is_refused_with_field_and_reason_c_2() {
+    let volume = |volume: Value| with("/template/spec", "volumes", json!([volume]));
+    let mut workspace = minimal();
+    workspace["workspace"] = json!({ "hostPath": { "path": "/" } });
+    for (spec, reason, field) in [
+        (
+            with("/template/spec", "hostNetwork", json!(true)),
+            "HostNamespace",
+            "hostNetwork",
+        ),
+        (
+            with("/template/spec", "hostPID", json!(true)),
+            "HostNamespace",
+            "hostPID",
+        ),
+        (
+            with("/template/spec", "hostIPC", json!(true)),
+            "HostNamespace",
+            "hostIPC",
+        ),
+        (
+            with("/template/spec", "shareProcessNamespace", json!(true)),
+            "SharedProcessNamespace",
+            "shareProcessNamespace",
+        ),
+        (
+            volume(json!({ "name": "x", "hostPath": { "path": "/" } })),
+            "HostPath",
+            "volumes[0]",
+        ),
+        (
+            volume(json!({ "name": "kruntimes-token", "emptyDir": {} })),
+            "ReservedName",
+            "kruntimes-token",
+        ),
+        (workspace, "HostPath", "workspace"),
+        (
+            with(
+                "/template/spec",
+                "initContainers",
+                json!([{ "name": "runtimed" }]),
+            ),
+            "ReservedName",
+            "runtimed",
+        ),
+        (
+            with("/template/spec", "restartPolicy", json!("Never")),
+            "RestartPolicy",
+            "restartPolicy",
+        ),
+        (
+            with("/template/spec", "securityContext", json!({ "fsGroup": 1 })),
+            "ReservedGroup",
+            "fsGroup",
+        ),
+    ] {
+        let refusal = objects(&runtime(spec), &config(), true).unwrap_err();
+        assert_eq!(refusal.reason, reason);
+        assert!(refusal.message.contains(field), "{}", refusal.message);
+    }
+    let harmless = with("/template/spec", "hostNetwork", json!(false));
+    assert!(objects(&runtime(harmless), &config(), true).is_ok());
+}
+
+#[test]
+fn replicas_are_left_to_a_scaler() {
+    let mut spec = minimal();
+    spec["replicas"] = json!(3);
+    assert_eq!(made(spec.clone(), Kind::Deployment)["spec"]["replicas"], 3);
+    let objects = objects(&runtime(spec), &config(), false).unwrap();
+    let deployment = objects.iter().find(|it| it.kind == Kind::Deployment).unwrap();
+    assert_eq!(deployment.value["spec"].get("replicas"), None);
+}
+
+#[test]
+fn the_account_is_ours_unless_the_template_names_one() {
+    assert_eq!(
+        made(minimal(), Kind::RoleBinding)["subjects"][0]["name"],
+        "runtime-python"
+    );
+    assert_eq!(
+        made(minimal(), Kind::RoleBinding)["roleRef"]["name"],
+        "kruntimes-runtimed"
+    );
+    assert_eq!(pod(minimal())["serviceAccountName"], "runtime-python");
+    let own = with("/template/spec", "serviceAccountName", json!("mine"));
+    assert_eq!(
+        made(own.clone(), Kind::RoleBinding)["subjects"][0]["name"],
+        "mine"
+    );
+    let objects = objects(&runtime(own), &config(), true).unwrap();
+    assert!(objects.iter().all(|it| it.kind != Kind::ServiceAccount));
+}
+
+#[test]
+fn the_runtime_owns_everything_and_all_runtimes_the_config_map() {
+    for object in objects(&runtime(minimal()), &config(), true).unwrap() {
+        let owner = &object.value["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["uid"], &owner["controller"]),
+            (&json!("u"), &json!(true)),
+            "{:?}",
+            object.kind
+        );
+        assert_eq!(object.value["metadata"]["name"], "runtime-python");
+    }
+    let (a, b) = (runtime(minimal()), runtime(minimal()));
+    let data = BTreeMap::from([("url".to_owned(), "https://gw".to_owned())]);
+    let map = config_map("ns", &[&a, &b], &data).value;
+    assert_eq!(map["metadata"]["ownerReferences"].as_array().unwrap().len(), 2);
+    assert_eq!(map["data"]["url"], "https://gw");
+}
+
+#[test]
+fn how_calls_behave_is_said_to_the_server() {
+    let mut spec = minimal();
+    spec["invocation"] = json!({ "onCallerGone": "Finish", "exposeErrors": true });
+    let env = pod(spec)["containers"][0]["env"].clone();
+    assert_eq!(
+        env,
+        json!([
+            { "name": "SERVER_ON_CALLER_GONE", "value": "Finish" },
+            { "name": "SERVER_EXPOSE_ERRORS", "value": "true" },
+        ])
+    );
+}
+
+#[test]
+fn only_gateways_reach_the_hop() {
+    let policy = made(minimal(), Kind::NetworkPolicy);
+    let hop = &policy["spec"]["ingress"][0];
+    assert_eq!(hop["ports"][0]["port"], 9443);
+    assert_eq!(
+        hop["from"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"],
+        "kruntimes-system"
+    );
+    assert_eq!(made(minimal(), Kind::Service)["spec"]["clusterIP"], "None");
+}

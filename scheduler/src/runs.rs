@@ -1,0 +1,330 @@
+//! The loop over Runs: one look at one Run at a time, view → plan → write.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use kruntimes_api::{
+    Run,
+    keys::{PodUid, RunUid},
+};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio::time::Instant;
+
+use crate::{
+    assumed::Reservation,
+    bind::{Writer, Written},
+    cycle::Ask,
+    facts::ObjectKey,
+    hub::{Hub, State},
+    metrics::{Metrics, WriteLabels},
+    plan::{Plan, Pod, View, Why, plan},
+    pool,
+    recover::Kind,
+    snapshot::Snapshot,
+};
+
+/// After a write the watch normally answers within milliseconds; when it has not after this, the
+/// object is read.
+const WATCH_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause after a failure that time may heal.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+
+/// Looks at Runs for one term.
+pub(crate) struct RunLoop<'a> {
+    pub(crate) hub: &'a Hub,
+    pub(crate) writer: Writer,
+    pub(crate) metrics: &'a Metrics,
+    /// Versions that we have written over and that the watch still shows.
+    written: HashMap<RunUid, (Option<String>, Instant)>,
+}
+
+// === impl RunLoop ===
+
+impl<'a> RunLoop<'a> {
+    pub(crate) fn new(hub: &'a Hub, writer: Writer, metrics: &'a Metrics) -> Self {
+        Self {
+            hub,
+            writer,
+            metrics,
+            written: HashMap::new(),
+        }
+    }
+
+    /// Runs until dropped.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let key = self.hub.runs.next().await;
+            let began = Instant::now();
+            self.look(&key).await;
+            self.metrics.cycle.observe(began.elapsed().as_secs_f64());
+            self.observe();
+        }
+    }
+
+    async fn look(&mut self, key: &ObjectKey) {
+        let Some((run, plan)) = self.decide(key, None) else {
+            return;
+        };
+        let plan = match plan {
+            Plan::ConfirmPod { name, uid } => match self.confirm(key, &name, &uid).await {
+                Some(pod) => match self.decide(key, Some((&uid, pod))) {
+                    // It may have moved on during the read; then it is in the queue again.
+                    Some((now, plan)) if now == run => plan,
+                    _ => return,
+                },
+                None => return self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
+            },
+            plan => plan,
+        };
+        self.act(key, &run, plan).await;
+    }
+
+    /// The Run as the watch shows it and what to do; `None` when there is nothing to do yet.
+    fn decide(&mut self, key: &ObjectKey, confirmed: Option<(&PodUid, Pod)>) -> Option<(Arc<Run>, Plan)> {
+        let state = self.hub.lock();
+        let run = Arc::clone(state.world.run(key)?);
+        let uid = run.run_uid()?;
+        if let Some((version, since)) = self.written.get(&uid) {
+            if *version == run.metadata.resource_version {
+                let waited = since.elapsed();
+                drop(state);
+                if waited < WATCH_PATIENCE {
+                    self.hub
+                        .runs
+                        .wake_after(key.clone(), WATCH_PATIENCE.saturating_sub(waited));
+                    return None;
+                }
+                return Some((run, Plan::Later(Duration::ZERO)));
+            }
+            self.written.remove(&uid);
+        }
+        if state.assumed.of(uid).is_some() {
+            // Its assignment is under way, and the watch shows something older.
+            drop(state);
+            return Some((run, Plan::Later(Duration::ZERO)));
+        }
+        let view = view(&state, key, &run, confirmed);
+        let plan = plan(view);
+        Some((Arc::clone(&run), plan))
+    }
+
+    async fn confirm(&self, key: &ObjectKey, pod: &str, uid: &PodUid) -> Option<Pod> {
+        match self.writer.pod_is_gone(&key.namespace, pod, uid).await {
+            Ok(true) => Some(Pod::Gone),
+            Ok(false) => Some(Pod::There),
+            Err(error) => {
+                tracing::warn!(run = %Name(key), pod, error, "cannot read the Pod of a Run");
+                None
+            }
+        }
+    }
+
+    async fn act(&mut self, key: &ObjectKey, run: &Arc<Run>, plan: Plan) {
+        match plan {
+            Plan::Nothing => {}
+            Plan::Later(Duration::ZERO) => self.refresh(key, run).await,
+            Plan::Later(pause) => self.hub.runs.wake_after(key.clone(), pause),
+            // Confirmed just now to be there: the watch is behind, or lost the label.
+            Plan::ConfirmPod { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
+            Plan::Write { status, why } => {
+                let result = self.writer.status(run, &status).await;
+                if result == Written::Done {
+                    log_write(key, why, status.message.as_deref());
+                }
+                self.settle(key, run, about(why), result);
+            }
+            Plan::Bind {
+                status,
+                uid,
+                attempt,
+                ask,
+            } => {
+                let Some(run_uid) = run.run_uid() else { return };
+                let Ask { demand, labels, .. } = *ask;
+                let reservation = Reservation {
+                    pod: uid,
+                    attempt,
+                    demand,
+                    labels,
+                };
+                self.hub.lock().assumed.reserve(run_uid, reservation);
+                let result = self.writer.status(run, &status).await;
+                match &result {
+                    Written::Done => {
+                        let pod = status.assigned_pod.as_deref();
+                        tracing::info!(run = %Name(key), uid = %run_uid, pod, %attempt, "assigned");
+                    }
+                    // It may be there: the room stays taken until a read tells.
+                    Written::Unknown(_) => {}
+                    _ => self.hub.lock().assumed.forget(run_uid),
+                }
+                self.settle(key, run, "assign", result);
+            }
+            Plan::RemoveFinalizer => {
+                let result = self.writer.remove_finalizer(run).await;
+                if result == Written::Done {
+                    tracing::info!(run = %Name(key), "the clean-up finalizer is removed: no Pod holds the Run");
+                }
+                self.settle(key, run, "finalize", result);
+            }
+            Plan::Delete => {
+                let result = self.writer.delete(run).await;
+                if result == Written::Done {
+                    tracing::info!(run = %Name(key), "deleted after its TTL");
+                }
+                self.settle(key, run, "expire", result);
+            }
+        }
+    }
+
+    /// Whatever happened, this version is not decided on again before the watch or a read has
+    /// shown what became of it.
+    fn settle(&mut self, key: &ObjectKey, run: &Run, about: &'static str, result: Written) {
+        let labels = WriteLabels {
+            about,
+            result: result.label(),
+        };
+        self.metrics.run_writes.get_or_create(&labels).inc();
+        match &result {
+            Written::Same => return self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
+            Written::NotLeader => return,
+            Written::Done => {}
+            Written::Conflict => {
+                tracing::debug!(run = %Name(key), about, "the Run has moved on; deciding again")
+            }
+            Written::Refused(error) => {
+                tracing::error!(run = %Name(key), about, error, "the API refuses a write");
+                return self.hub.runs.wake_after(key.clone(), 6 * TRY_AGAIN);
+            }
+            Written::Unknown(error) => {
+                tracing::warn!(run = %Name(key), about, error, "the outcome of a write is unknown")
+            }
+        }
+        if let Some(uid) = run.run_uid() {
+            self.written
+                .insert(uid, (run.metadata.resource_version.clone(), Instant::now()));
+        }
+        self.hub.runs.wake_after(key.clone(), WATCH_PATIENCE);
+    }
+
+    /// Reads the Run live, because the watch is late.
+    async fn refresh(&mut self, key: &ObjectKey, run: &Arc<Run>) {
+        let live = match self.writer.live(&key.namespace, &key.name).await {
+            Ok(live) => live,
+            Err(error) => {
+                tracing::warn!(run = %Name(key), error, "cannot read a Run");
+                return self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
+            }
+        };
+        let uid = run.run_uid();
+        if let Some(uid) = uid {
+            self.written.remove(&uid);
+        }
+        self.hub.change(|state, wakes| match live {
+            Some(live) => {
+                if let Some(uid) = uid {
+                    // Live and still without the assignment: the write never arrived. If it yet
+                    // does, the next write that is guarded by this version is refused.
+                    state.assumed.forget(uid);
+                }
+                state.world.apply_run(live, wakes);
+            }
+            None => {
+                if let Some(uid) = uid {
+                    state.assumed.gone(uid);
+                }
+                state.world.delete_run(run, wakes);
+            }
+        });
+        self.hub.runs.wake_after(key.clone(), Duration::from_millis(100));
+    }
+
+    fn observe(&mut self) {
+        let state = self.hub.lock();
+        // Runs that are gone leave nothing behind.
+        if self.written.len() > 1024 {
+            self.written
+                .retain(|_, (_, since)| since.elapsed() < 10 * WATCH_PATIENCE);
+        }
+        self.metrics
+            .waiting_runs
+            .set(i64::try_from(state.world.waiting_runs()).unwrap_or(i64::MAX));
+        self.metrics
+            .assumed_runs
+            .set(i64::try_from(state.assumed.len()).unwrap_or(i64::MAX));
+        self.metrics
+            .queue_length
+            .set(i64::try_from(self.hub.runs.len()).unwrap_or(i64::MAX));
+    }
+}
+
+/// What is known around `run` at this instant.
+fn view<'a>(state: &State, key: &ObjectKey, run: &'a Run, confirmed: Option<(&PodUid, Pod)>) -> View<'a> {
+    let world = &state.world;
+    let pod = run.assignment().map_or(Pod::NotSeen, |(name, uid)| {
+        let seen = world.pod(&ObjectKey::new(key.namespace.clone(), name));
+        match confirmed {
+            Some((asked, verdict)) if *asked == uid => verdict,
+            _ if seen.is_some_and(|it| it.uid == uid) => Pod::There,
+            _ => Pod::NotSeen,
+        }
+    });
+    let runtime = ObjectKey::new(key.namespace.clone(), run.spec.runtime.clone());
+    let waits = run.assignment().is_none();
+    View {
+        run,
+        pod,
+        declared: world.runtime(&runtime).map(|it| pool::capacity(&it.spec)),
+        snapshot: if waits {
+            Snapshot::take(world, &state.assumed, &runtime, Instant::now())
+        } else {
+            Snapshot::default()
+        },
+        now: Timestamp::now(),
+        jitter: jitter(),
+    }
+}
+
+/// From 0.0..1.0; the middle when the system has no randomness.
+fn jitter() -> f64 {
+    let mut bytes = [0; 4];
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => f64::from(u32::from_le_bytes(bytes)) / (f64::from(u32::MAX) + 1.0),
+        Err(_) => 0.5,
+    }
+}
+
+fn about(why: Why) -> &'static str {
+    match why {
+        Why::Waits(_) => "wait",
+        Why::NeverFits => "refuse",
+        Why::Cancelled => "cancel",
+        Why::Lifetime => "lifetime",
+        Why::Healthy => "healthy",
+        Why::Recover(Kind::Recovering) => "unroute",
+        Why::Recover(Kind::Retrying) => "retry",
+        Why::Recover(Kind::HandedOver) => "hand_over",
+        Why::Recover(Kind::Exhausted) => "exhaust",
+        Why::Recover(Kind::Cancelled) => "cancel",
+    }
+}
+
+fn log_write(key: &ObjectKey, why: Why, message: Option<&str>) {
+    let run = Name(key);
+    match why {
+        Why::Waits(_) | Why::Healthy => tracing::debug!(%run, about = about(why), message, "written"),
+        Why::NeverFits | Why::Recover(Kind::Exhausted) => {
+            tracing::warn!(%run, about = about(why), message, "the Run has failed");
+        }
+        _ => tracing::info!(%run, about = about(why), message, "written"),
+    }
+}
+
+/// `namespace/name`.
+struct Name<'a>(&'a ObjectKey);
+
+impl std::fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.0.namespace, self.0.name)
+    }
+}
