@@ -43,7 +43,9 @@ impl Dispatched {
     }
 
     fn parse(word: &str) -> Option<Self> {
-        [Self::No, Self::Yes, Self::Unknown].into_iter().find(|it| it.as_str() == word)
+        [Self::No, Self::Yes, Self::Unknown]
+            .into_iter()
+            .find(|it| it.as_str() == word)
     }
 }
 
@@ -192,7 +194,13 @@ impl Failure {
     #[must_use]
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         let (dispatched, component) = reason.usually();
-        Self { reason, dispatched, component, detail: detail.into(), busy_at_most: None }
+        Self {
+            reason,
+            dispatched,
+            component,
+            detail: detail.into(),
+            busy_at_most: None,
+        }
     }
 
     /// Replaces the usual `dispatched`.
@@ -241,13 +249,17 @@ impl Failure {
     /// `dispatched`.
     #[must_use]
     pub fn from_status(status: &Status) -> Option<Self> {
-        let info = status.get_details_error_info().filter(|info| info.domain == DOMAIN)?;
+        let info = status
+            .get_details_error_info()
+            .filter(|info| info.domain == DOMAIN)?;
         let reason = Reason::parse(&info.reason).unwrap_or_else(|| nearest(status.code()));
         let (_, component) = reason.usually();
         let word = |key: &str| info.metadata.get(key).map(String::as_str);
         Some(Self {
             reason,
-            dispatched: word(DISPATCHED).and_then(Dispatched::parse).unwrap_or(Dispatched::Unknown),
+            dispatched: word(DISPATCHED)
+                .and_then(Dispatched::parse)
+                .unwrap_or(Dispatched::Unknown),
             component: word(COMPONENT).and_then(Component::parse).unwrap_or(component),
             detail: clip(status.message(), limits::DETAIL_BYTES),
             busy_at_most: word(BUSY_AT_MOST_MILLIS)
@@ -267,7 +279,10 @@ impl Failure {
         if status.source().is_some() {
             return None;
         }
-        Some(Self::new(nearest(status.code()), clip(status.message(), limits::DETAIL_BYTES)))
+        Some(Self::new(
+            nearest(status.code()),
+            clip(status.message(), limits::DETAIL_BYTES),
+        ))
     }
 }
 
@@ -300,7 +315,9 @@ mod tests {
     fn every_failure_survives_the_wire() {
         for &reason in Reason::ALL {
             for dispatched in [Dispatched::No, Dispatched::Yes, Dispatched::Unknown] {
-                let mut failure = Failure::new(reason, "because").dispatched(dispatched).by(Component::Gateway);
+                let mut failure = Failure::new(reason, "because")
+                    .dispatched(dispatched)
+                    .by(Component::Gateway);
                 if reason == Reason::Busy {
                     failure = failure.busy_at_most(Duration::from_millis(1500));
                 }
@@ -311,7 +328,12 @@ mod tests {
 
     #[test]
     fn a_bare_status_is_no_answer_on_the_hop() {
-        for code in [Code::Unavailable, Code::ResourceExhausted, Code::OutOfRange, Code::Unknown] {
+        for code in [
+            Code::Unavailable,
+            Code::ResourceExhausted,
+            Code::OutOfRange,
+            Code::Unknown,
+        ] {
             assert_eq!(Failure::from_status(&Status::new(code, "made up")), None);
         }
         let foreign = Status::with_error_details(
@@ -327,7 +349,10 @@ mod tests {
         let busy = Failure::from_server_status(&Status::resource_exhausted("one at a time")).unwrap();
         assert_eq!((busy.reason, busy.dispatched), (Reason::Busy, Dispatched::No));
         let raised = Failure::from_server_status(&Status::unknown("boom")).unwrap();
-        assert_eq!((raised.reason, raised.dispatched), (Reason::HandlerError, Dispatched::Yes));
+        assert_eq!(
+            (raised.reason, raised.dispatched),
+            (Reason::HandlerError, Dispatched::Yes)
+        );
     }
 
     #[test]
@@ -342,7 +367,10 @@ mod tests {
             ),
         );
         let read = Failure::from_status(&newer).unwrap();
-        assert_eq!((read.reason, read.dispatched), (Reason::WorkerExited, Dispatched::No));
+        assert_eq!(
+            (read.reason, read.dispatched),
+            (Reason::WorkerExited, Dispatched::No)
+        );
     }
 
     #[test]

@@ -12,7 +12,11 @@ pub enum InvalidId {
     Empty { what: &'static str, max: usize },
     /// The text is too long.
     #[error("the {what} has {length} bytes; at most {max} are allowed")]
-    TooLong { what: &'static str, length: usize, max: usize },
+    TooLong {
+        what: &'static str,
+        length: usize,
+        max: usize,
+    },
     /// The text holds a blank, a control character or a byte above 0x7e.
     #[error("the {what} holds a byte outside visible ASCII (0x21-0x7e) at position {position}")]
     NotVisible { what: &'static str, position: usize },
@@ -23,7 +27,11 @@ fn check(what: &'static str, max: usize, bytes: &[u8]) -> Result<String, Invalid
         return Err(InvalidId::Empty { what, max });
     }
     if bytes.len() > max {
-        return Err(InvalidId::TooLong { what, length: bytes.len(), max });
+        return Err(InvalidId::TooLong {
+            what,
+            length: bytes.len(),
+            max,
+        });
     }
     if let Some(position) = bytes.iter().position(|byte| !(0x21..=0x7e).contains(byte)) {
         return Err(InvalidId::NotVisible { what, position });
@@ -114,13 +122,23 @@ mod tests {
         assert!(InvocationId::parse(&[b'a'; 128]).is_ok());
         assert_eq!(
             InvocationId::parse(&[b'a'; 129]),
-            Err(InvalidId::TooLong { what: "invocation id", length: 129, max: 128 })
+            Err(InvalidId::TooLong {
+                what: "invocation id",
+                length: 129,
+                max: 128
+            })
         );
         assert!(matches!(InvocationId::parse(b""), Err(InvalidId::Empty { .. })));
         for bad in [&b"a b"[..], b"a\tb", b"\xff", b"a\r\nb", b"\x7f", b"\0"] {
-            assert!(matches!(InvocationId::parse(bad), Err(InvalidId::NotVisible { .. })), "{bad:?}");
+            assert!(
+                matches!(InvocationId::parse(bad), Err(InvalidId::NotVisible { .. })),
+                "{bad:?}"
+            );
         }
-        assert_eq!(InvocationId::parse(b"\"<script>\"").unwrap().as_str(), "\"<script>\"");
+        assert_eq!(
+            InvocationId::parse(b"\"<script>\"").unwrap().as_str(),
+            "\"<script>\""
+        );
     }
 
     #[test]

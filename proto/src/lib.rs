@@ -12,8 +12,19 @@ pub mod limits;
 
 /// Messages, clients and servers of `executor.v1`, generated from
 /// `executor/v1/executor.proto` (see `tests/committed_stubs.rs`).
-#[allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications, reason = "generated code")]
-#[allow(clippy::unwrap_used, clippy::or_fun_call, clippy::panic, reason = "generated code")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated code"
+)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::or_fun_call,
+    clippy::panic,
+    reason = "generated code"
+)]
 pub mod executor {
     include!("gen/executor.v1.rs");
 }

@@ -8,7 +8,8 @@ use std::{fs, path::Path};
 fn committed_stubs_match_the_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = tempfile::tempdir().expect("a temporary folder");
-    let descriptors = protox::compile(["executor/v1/executor.proto"], [root]).expect("the proto files compile");
+    let descriptors =
+        protox::compile(["executor/v1/executor.proto"], [root]).expect("the proto files compile");
     tonic_prost_build::configure()
         .bytes(".executor.v1.InvokeFunctionRequest.input")
         .bytes(".executor.v1.InvokeFunctionResponse.output")
@@ -22,6 +23,10 @@ fn committed_stubs_match_the_proto_files() {
             fs::write(&committed, &generated).expect("write the committed stub");
         }
         let kept = fs::read_to_string(&committed).unwrap_or_default();
-        assert!(kept == generated, "{} is out of date: run `make generate`", committed.display());
+        assert!(
+            kept == generated,
+            "{} is out of date: run `make generate`",
+            committed.display()
+        );
     }
 }
