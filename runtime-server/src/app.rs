@@ -42,6 +42,8 @@ use crate::{
 
 /// Stays below what HTTP/2 peers have to accept and takes a whole message at once.
 const WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+/// Fewer, larger frames for large inputs.
+const FRAME_BYTES: u32 = 256 * 1024;
 
 /// Runs the server until it is told to stop and its last function is gone.
 ///
@@ -91,7 +93,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
             expose_errors: args.expose_errors,
         },
         confinement,
-        inherited: Inherited::pick(std::env::vars()),
+        inherited: Inherited::pick(std::env::vars_os()),
         state_dir: state.path().to_owned(),
         register_wait: args.register_wait,
         metrics,
@@ -115,12 +117,15 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
             drain.spawn("server", router.serve_with_incoming_shutdown(connections, stop))
         }
         ListenAddress::Tcp(address) => {
-            let (connections, bound) = listen::bind_tcp(*address)
+            let (listener, bound) = listen::bind_tcp(*address)
                 .await
                 .with_context(|| format!("listen on tcp://{address}"))?;
             warn!("--listen is a TCP address: functions can use the server's API");
             info!(address = %format_args!("tcp://{bound}"), about, "serving");
-            drain.spawn("server", router.serve_with_incoming_shutdown(connections, stop))
+            drain.spawn(
+                "server",
+                router.serve_with_incoming_shutdown(listen::tcp_connections(listener), stop),
+            )
         }
     };
     drop(starting);
@@ -147,6 +152,7 @@ fn services(functions: Functions, workspace: PathBuf, about: &str) -> Router {
     Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
         .add_service(functions)
         .add_service(RuntimeServer::new(RuntimeService::new(about)))
 }

@@ -1,6 +1,6 @@
 //! The environment of a worker: nothing of the server's leaks into it by accident.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, ffi::OsString, path::Path};
 
 use kruntimes_proto::ids::RegistrationId;
 
@@ -17,8 +17,9 @@ pub struct Inherited(BTreeMap<String, String>);
 
 impl Inherited {
     /// Picks the few names out of an environment.
-    pub fn pick(all: impl Iterator<Item = (String, String)>) -> Self {
+    pub fn pick(all: impl Iterator<Item = (OsString, OsString)>) -> Self {
         let mut picked: BTreeMap<_, _> = all
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| INHERITED.contains(&name.as_str()))
             .collect();
         for (name, value) in [("PATH", DEFAULT_PATH), ("LANG", DEFAULT_LANG)] {
@@ -67,7 +68,11 @@ mod tests {
             pair("TZ", "UTC"),
             pair("SERVER_CALL_TIMEOUT", "1"),
         ];
-        let inherited = Inherited::pick(server.into_iter());
+        let inherited = Inherited::pick(
+            server
+                .map(|(name, value)| (name.into(), value.into()))
+                .into_iter(),
+        );
         let id = RegistrationId::generate();
         let own = vec![
             pair("FUNC_NAME", "f"),

@@ -82,6 +82,8 @@ struct Inner {
     supervisors: HashMap<RegistrationId, Handle>,
     /// After SIGTERM: nothing new.
     closed: bool,
+    /// Registrations ever made.
+    registered: u64,
 }
 
 #[derive(Debug)]
@@ -244,7 +246,6 @@ impl Functions {
             old.order(Stop::Cancel);
             old.phase.clone()
         });
-        let mark = environment::mark(&new);
         let private = self.host.state_dir.join(new.as_str());
         let env = environment::worker(
             &self.host.inherited,
@@ -255,6 +256,8 @@ impl Functions {
             wish.env,
         );
         let mut confinement = self.host.confinement.clone();
+        inner.registered += 1;
+        confinement.mark = inner.registered;
         confinement.read.extend(program.read);
         confinement
             .write
@@ -266,7 +269,7 @@ impl Functions {
             env,
             working_dir: function.working_dir,
             confinement,
-            mark,
+            mark_in_env: environment::mark(&new),
             private,
         };
         let (calls, desk) = mpsc::channel(1);

@@ -7,12 +7,15 @@ use std::{
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     str::FromStr,
+    time::Duration,
 };
 
-use futures::{Stream, StreamExt as _};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use futures::{Stream, stream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tracing::warn;
+
+/// Before the next try to accept after an error, so that it does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// `--listen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,27 +65,63 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 
 /// Connections that may use the API. With `check_peer` a process of this PID
 /// namespace, which is where functions run, is turned away (C-5.1).
+///
+/// Never an error and never the end: one connection that fails, or a moment without
+/// free descriptors, is no reason to stop serving.
 pub fn unix_connections(
     listener: UnixListener,
     check_peer: bool,
 ) -> impl Stream<Item = io::Result<UnixStream>> {
-    UnixListenerStream::new(listener).filter(move |connection| {
-        let refused = check_peer && connection.as_ref().is_ok_and(|stream| !is_foreign(stream));
-        if refused {
-            warn!("a process of this container tried to use the server's API; --peer-check off allows it");
+    stream::unfold((listener, false), move |(listener, mut told)| async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) if !check_peer || is_foreign(&stream) => {
+                    return Some((Ok(stream), (listener, told)));
+                }
+                // Told once: a function could fill the log otherwise.
+                Ok(_) if told => {}
+                Ok(_) => {
+                    warn!(
+                        "a process of this container tried to use the server's API; --peer-check off allows it"
+                    );
+                    told = true;
+                }
+                Err(error) => accept_failed(&error).await,
+            }
         }
-        std::future::ready(!refused)
     })
 }
 
-/// TCP connections; there is no telling who is at the other end.
+/// Takes a TCP port.
 ///
 /// # Errors
 /// When the address cannot be used.
-pub async fn bind_tcp(address: SocketAddr) -> io::Result<(TcpListenerStream, SocketAddr)> {
+pub async fn bind_tcp(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
-    Ok((TcpListenerStream::new(listener), bound))
+    Ok((listener, bound))
+}
+
+/// TCP connections; there is no telling who is at the other end. Never an error and
+/// never the end, as above.
+pub fn tcp_connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
+    stream::unfold(listener, |listener| async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    // Answers are small: waiting to fill a segment would cost 40 ms.
+                    let _ = stream.set_nodelay(true);
+                    return Some((Ok(stream), listener));
+                }
+                Err(error) => accept_failed(&error).await,
+            }
+        }
+    })
+}
+
+async fn accept_failed(error: &io::Error) {
+    warn!(%error, "cannot accept a connection");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
 /// The kernel shows a peer of another PID namespace as process 0.

@@ -1,8 +1,6 @@
 //! Random operations on the registry, compared with a model that remembers only what
 //! a reader of C-5.2 would: per Run the current generation and its state.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::{collections::HashMap, time::Instant};
 
 use kruntimes_proto::{failure::Reason, ids::RegistrationId};

@@ -37,6 +37,9 @@ const ABI_WANTED: ABI = ABI::V6;
 /// Most open files of a worker.
 const MAX_FILES: u64 = 4096;
 
+/// The system's usual limit of message queues, bytes.
+const MESSAGE_QUEUE_BYTES: u64 = 819_200;
+
 /// What the kernel's out-of-memory killer adds to a worker's score, so that it
 /// prefers workers over the server.
 const OOM_SCORE_ADJ: i32 = 700;
@@ -56,6 +59,9 @@ pub struct ExecArgs {
     /// Neither readable nor writable at level 1, unless named below; repeatable.
     #[arg(long)]
     hide: Vec<PathBuf>,
+    /// Bytes to take off the limit of message queues, as a mark; see `limit_mark`.
+    #[arg(long, default_value_t = 0)]
+    mark: u64,
     /// Readable at level 1; repeatable.
     #[arg(long)]
     read: Vec<PathBuf>,
@@ -72,6 +78,8 @@ pub struct ExecArgs {
 pub struct Confinement {
     /// Isolation level: 0 or 1 (C-8.7).
     pub level: u8,
+    /// Different for each registration; see [`limit_mark`].
+    pub mark: u64,
     /// Paths that stay out of reach.
     pub hide: Vec<PathBuf>,
     /// Paths to read although something above is hidden.
@@ -87,7 +95,12 @@ pub fn command(confinement: &Confinement, program: &Path, args: &[OsString]) -> 
     command
         .arg("worker-exec")
         .args(["--parent", &std::process::id().to_string()]);
-    command.args(["--level", &confinement.level.to_string()]);
+    command.args([
+        "--level",
+        &confinement.level.to_string(),
+        "--mark",
+        &confinement.mark.to_string(),
+    ]);
     for (flag, paths) in [
         ("--hide", &confinement.hide),
         ("--read", &confinement.read),
@@ -99,6 +112,15 @@ pub fn command(confinement: &Confinement, program: &Path, args: &[OsString]) -> 
     }
     command.arg("--").arg(program).args(args);
     command
+}
+
+/// The limit of message queues, bytes, that every process of the registration with
+/// this mark has. Resource limits survive what an environment does not (`env -i`, a
+/// new session, a double fork), and a hard limit cannot be raised again: a process
+/// may lose the mark only by lowering a limit that hardly anybody knows.
+#[must_use]
+pub fn limit_mark(mark: u64) -> u64 {
+    MESSAGE_QUEUE_BYTES.saturating_sub(mark)
 }
 
 /// Becomes the program; returns only when that is impossible.
@@ -121,6 +143,9 @@ fn confine_and_exec(args: &ExecArgs) -> anyhow::Result<std::convert::Infallible>
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit of open files")?;
     let files = hard.min(MAX_FILES);
     setrlimit(Resource::RLIMIT_NOFILE, files, files).context("limit open files")?;
+    // Best effort, where the limit is lower already: the environment bears the mark too.
+    let queues = limit_mark(args.mark);
+    let _ = setrlimit(Resource::RLIMIT_MSGQUEUE, queues, queues);
     // Best effort: a Pod may have the highest score already.
     let score = fs::read_to_string("/proc/self/oom_score_adj")
         .ok()

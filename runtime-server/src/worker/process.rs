@@ -36,7 +36,7 @@ use super::{
     capture::{Budget, Lines},
     exec::{self, Confinement},
     frame::{self, Frame, Malformed},
-    sweep::Children,
+    sweep::{Children, Mark},
 };
 
 /// How long a killed process may take to leave before we stop waiting for it.
@@ -58,7 +58,7 @@ pub struct Plan {
     /// What the trampoline takes away.
     pub confinement: Confinement,
     /// `NAME=value` in `env` by which its processes are found again.
-    pub mark: String,
+    pub mark_in_env: String,
     /// For its temporary files; removed with the registration.
     pub private: PathBuf,
 }
@@ -292,8 +292,13 @@ impl Exit {
 
     /// Ends what the group did not reach.
     async fn sweep(&self) {
-        let (children, session, plan) = (self.children.clone(), self.pid, Arc::clone(&self.plan));
-        let swept = tokio::task::spawn_blocking(move || children.sweep(session, &plan.mark)).await;
+        let mark = Mark {
+            session: self.pid,
+            environment: self.plan.mark_in_env.clone(),
+            limit: exec::limit_mark(self.plan.confinement.mark),
+        };
+        let children = self.children.clone();
+        let swept = tokio::task::spawn_blocking(move || children.sweep(&mark)).await;
         match swept {
             Ok(0) => {}
             Ok(processes) => info!(
@@ -339,7 +344,11 @@ impl Wire {
             if let Some(frame) = frame::take(&mut self.buffer)? {
                 return Ok(frame);
             }
-            if self.buffer.capacity() == self.buffer.len() {
+            if self.buffer.capacity() == 0 {
+                // A fresh buffer instead of the room left by a large answer, which
+                // would stay in memory for as long as the function.
+                self.buffer = BytesMut::with_capacity(16 * 1024);
+            } else if self.buffer.capacity() == self.buffer.len() {
                 self.buffer.reserve(16 * 1024);
             }
             if self.stream.read_buf(&mut self.buffer).await? == 0 {

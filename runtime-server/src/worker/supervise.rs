@@ -150,7 +150,7 @@ impl Supervisor {
                     self.held.ready(&self.plan.run_uid, &self.id);
                     self.phase
                         .send_if_modified(|phase| std::mem::replace(phase, Phase::Settled) != Phase::Settled);
-                    match self.serve(worker).await {
+                    match self.serve(*worker).await {
                         Served::Stopped => return,
                         Served::Lost => None,
                         Served::LostUnused(why) => Some(why),
@@ -201,7 +201,7 @@ impl Supervisor {
             First::Frame(Ok(Frame::Ready { version })) => {
                 worker.logs.drain();
                 info!(run_uid = self.plan.run_uid, registration_id = %self.id, version, "function loaded");
-                Start::Ready(worker)
+                Start::Ready(Box::new(worker))
             }
             First::Frame(Ok(Frame::Failed(trouble))) => {
                 worker.kill().await;
@@ -426,7 +426,7 @@ impl Drop for Supervisor {
 }
 
 enum Start {
-    Ready(Worker),
+    Ready(Box<Worker>),
     Failed(String),
     Stopped,
 }

@@ -1,8 +1,8 @@
 //! Finds and ends processes that a worker left behind (C-8.6), and reaps orphans.
 //!
 //! Killing the process group misses children that made a session of their own. They
-//! keep the mark in their environment, or at least the worker's session, until they
-//! have ended. The server is the reaper of its descendants, so orphans become its
+//! are known by one of three things they inherit: the worker's session, a mark in the
+//! environment, a mark in a resource limit. The server is the reaper of its descendants, so orphans become its
 //! children; it waits for each by its own id, never for "any child", which would
 //! steal the exit status of a worker.
 
@@ -44,15 +44,15 @@ impl Children {
         }
     }
 
-    /// Ends every process of the worker whose session is `session` or whose
-    /// environment holds `mark`, and reaps what becomes ours. Returns how many were
-    /// ended. Blocking, some milliseconds.
-    pub fn sweep(&self, session: i32, mark: &str) -> usize {
+    /// Ends every process that `mark` recognises, and reaps what becomes ours.
+    /// Returns how many were ended. Blocking, some milliseconds.
+    pub fn sweep(&self, mark: &Mark) -> usize {
         let mut ended = HashSet::new();
         for _ in 0..MAX_ROUNDS {
             let mut alive = 0;
-            for process in processes() {
-                if !process.zombie && (process.session == session || has_mark(process.pid, mark)) {
+            let table: Vec<Process> = processes().collect();
+            for process in &table {
+                if !process.zombie && mark.is_on(process, &table) {
                     let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
                     ended.insert(process.pid);
                     alive += 1;
@@ -67,6 +67,54 @@ impl Children {
         }
         ended.len()
     }
+}
+
+/// By what the processes of one worker are recognised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// The worker's session.
+    pub session: i32,
+    /// `NAME=value` in the environment.
+    pub environment: String,
+    /// The hard limit of message queues, bytes.
+    pub limit: u64,
+}
+
+impl Mark {
+    fn is_on(&self, process: &Process, table: &[Process]) -> bool {
+        let file = |name: &str| fs::read(format!("/proc/{}/{name}", process.pid)).unwrap_or_default();
+        process.session == self.session
+            || file("environ")
+                .split(|&byte| byte == 0)
+                .any(|entry| entry == self.environment.as_bytes())
+            // Another server on this machine counts its registrations as we do.
+            || (descends(process, Pid::this().as_raw(), table)
+                && message_queue_limit(&file("limits")) == Some(self.limit))
+    }
+}
+
+/// Whether `ancestor` is above `process`, or was when the table was read.
+fn descends(process: &Process, ancestor: i32, table: &[Process]) -> bool {
+    let mut parent = process.parent;
+    for _ in 0..table.len() {
+        if parent == ancestor {
+            return true;
+        }
+        match table.iter().find(|process| process.pid == parent) {
+            Some(next) => parent = next.parent,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// The hard limit in a line such as `Max msgqueue size  819200  819200  bytes`.
+fn message_queue_limit(limits: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(limits).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max msgqueue size"))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// One line of the process table.
@@ -104,14 +152,6 @@ fn parse_stat(pid: i32, stat: &str) -> Option<Process> {
     })
 }
 
-fn has_mark(pid: i32, mark: &str) -> bool {
-    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| {
-        environ
-            .split(|&byte| byte == 0)
-            .any(|entry| entry == mark.as_bytes())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +171,40 @@ mod tests {
         );
         assert!(parse_stat(1, "1 (x) Z 0 1 1 0").unwrap().zombie);
         assert_eq!(parse_stat(1, "garbage"), None);
+    }
+
+    #[test]
+    fn the_limit_is_read_from_its_own_line() {
+        let own = fs::read("/proc/self/limits").unwrap();
+        let (_, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MSGQUEUE).unwrap();
+        assert_eq!(message_queue_limit(&own), Some(hard));
+        assert_eq!(
+            message_queue_limit(b"Max msgqueue size  1  unlimited  bytes\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn descent_is_followed_and_ends_at_a_gap_or_a_circle() {
+        let process = |pid, parent| Process {
+            pid,
+            parent,
+            session: 0,
+            zombie: false,
+        };
+        let table = [
+            process(1, 0),
+            process(5, 1),
+            process(6, 5),
+            process(7, 99),
+            process(8, 9),
+            process(9, 8),
+        ];
+        assert!(descends(&table[2], 1, &table));
+        assert!(descends(&table[2], 5, &table));
+        assert!(!descends(&table[2], 7, &table));
+        assert!(!descends(&table[3], 1, &table));
+        assert!(!descends(&table[4], 1, &table));
     }
 
     #[test]

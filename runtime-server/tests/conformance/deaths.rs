@@ -133,6 +133,7 @@ def handler(event):
     subprocess.Popen(['sleep', '1000'])
     subprocess.Popen(['sleep', '1000'], start_new_session=True)
     subprocess.Popen(['sh', '-c', "trap '' TERM HUP; (setsid sleep 1000 &) ; sleep 1000"])
+    subprocess.Popen(['env', '-i', 'sh', '-c', '(setsid sleep 1000 &)'])
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

@@ -99,18 +99,22 @@ impl Server {
 
     pub(crate) async fn with(flags: &[&str], env: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("temporary directory");
-        let socket = directory.path().join("run").join("runtime.sock");
+        let unix = format!("unix://{}/run/runtime.sock", directory.path().display());
         for name in ["run", "workspace", "state"] {
             fs::create_dir(directory.path().join(name)).expect("directory");
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_kruntimes-runtime-server"));
         command
-            .args(["--log-format", "plain", "--listen"])
-            .arg(format!("unix://{}", socket.display()))
+            .args(["--log-format", "plain"])
             .arg("--workspace")
             .arg(directory.path().join("workspace"))
             .arg("--state-dir")
             .arg(directory.path().join("state"))
+            .args(if flags.contains(&"--listen") {
+                vec![]
+            } else {
+                vec!["--listen", &unix]
+            })
             .args(if flags.contains(&"--peer-check") {
                 &[][..]
             } else {
@@ -122,8 +126,12 @@ impl Server {
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("start the server");
         let log = Log::follow(&mut child);
-        log.wait_for(&["serving"]).await;
-        let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).expect("endpoint");
+        let line = log.wait_for(&["serving", "address="]).await;
+        let address = line
+            .split_once("address=")
+            .and_then(|(_, rest)| rest.split(' ').next())
+            .expect("address");
+        let endpoint = Endpoint::try_from(address.replace("tcp://", "http://")).expect("endpoint");
         Self {
             child,
             channel: endpoint.connect_lazy(),

@@ -1,7 +1,11 @@
 //! What every language's functions do, tried on the real binary over real gRPC on a
 //! Unix socket (C-5.8). Python first.
 
-#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::panic, reason = "a test fails by panicking")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "each test awaits or aborts the tasks it spawns"
+)]
 
 mod calls;
 mod deaths;

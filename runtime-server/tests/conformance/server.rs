@@ -51,6 +51,16 @@ async fn a_process_beside_the_functions_cannot_use_the_api() {
     guarded.log.wait_for(&["tried to use the server's API"]).await;
 }
 
+#[tokio::test]
+async fn a_tcp_address_serves_as_well() {
+    let server = Server::with(&["--listen", "tcp://127.0.0.1:0"], &[]).await;
+    assert_eq!(
+        server.function(ECHO).await.call("[1]").await.as_deref(),
+        Ok("[1]")
+    );
+    server.log.wait_for(&["functions can use the server's API"]).await;
+}
+
 /// C-6.4: SIGTERM waits for the last registration, whatever it takes.
 #[tokio::test]
 async fn sigterm_waits_until_the_last_function_is_gone() {
