@@ -1,11 +1,7 @@
 //! Who may call, and what is asked of Kubernetes for it (C-3.6, C-1.2).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
 use bytes::Bytes;
-use common::{ALICE, Api, Caller, MALLORY, World, config, pki, start};
+use crate::common::{ALICE, Api, Caller, MALLORY, World, config, pki, start};
 use http::{Request, Version};
 use http_body_util::Full;
 use kruntimes_gateway::app;
@@ -158,7 +154,7 @@ async fn it_waits_for_the_certificate_that_owners_know() {
     );
     world.pki.be_gateway(dirs.path());
     gateway.readiness.ready().await;
-    common::eventually("the owner is reached", || async {
+    crate::common::eventually("the owner is reached", || async {
         (caller.call(&function.path, "1").await.status == 200).then_some(())
     })
     .await;

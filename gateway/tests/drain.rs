@@ -1,12 +1,8 @@
 //! How a gateway ends (C-3.13).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
 use std::{sync::Arc, time::Duration};
 
-use common::{ALICE, Caller, World, caller::read_all, owner, start};
+use crate::common::{ALICE, Caller, World, caller::read_all, owner, start};
 use http::Version;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::Notify};
 
@@ -57,7 +53,7 @@ async fn readiness_fails_before_the_listener_closes() {
     let function = world.function("demo", "hello");
     let (readiness, caller) = (gateway.readiness.clone(), Caller::new(gateway.https, &world.pki));
     let seen = async {
-        common::eventually("it is not ready", || async {
+        crate::common::eventually("it is not ready", || async {
             (!readiness.is_ready()).then_some(())
         })
         .await;

@@ -1,13 +1,9 @@
 //! What a caller of a function sees (C-3.1 to C-3.5, C-3.7 to C-3.9).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
 use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
-use common::{ALICE, Answer, Caller, MALLORY, World, caller::read_all, eventually, owner, path};
+use crate::common::{ALICE, Answer, Caller, MALLORY, World, caller::read_all, eventually, owner, path};
 use http::{Method, Request, Version};
 use http_body_util::Full;
 use kruntimes_api::{fixtures, run::Phase};

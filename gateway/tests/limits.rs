@@ -1,12 +1,8 @@
 //! What callers may take: bytes, time, places (C-3.5).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
 use std::{sync::Arc, time::Duration};
 
-use common::{ALICE, World, caller::read_all, eventually, owner};
+use crate::common::{ALICE, World, caller::read_all, eventually, owner};
 use http::Version;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -1,15 +1,11 @@
 //! Nothing is sent twice, whatever the owner's connection does (C-3.7; bug scenario 20).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-use common::{Pki, World, path};
+use crate::common::{Pki, World, path};
 use http::Version;
 use kruntimes_api::fixtures;
 use kruntimes_peer::{OwnKey, accept::server_config};

@@ -1,10 +1,6 @@
 //! News that is late, early or missing (C-3.5, C-3.14; bug scenarios 3 and 5).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
-use common::{World, eventually, path};
+use crate::common::{Function, World, eventually, path};
 use kruntimes_api::fixtures;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,7 +48,7 @@ async fn a_function_is_callable_the_moment_its_creator_knows_it() {
 async fn an_object_made_anew_is_another_function() {
     let world = World::start().await;
     let caller = world.caller();
-    let mut before: Option<common::Function> = None;
+    let mut before: Option<Function> = None;
     for life in 0..50 {
         let uid = fixtures::uid(&format!("life {life}"));
         let run = fixtures::run("demo", "hello")
@@ -64,7 +60,7 @@ async fn an_object_made_anew_is_another_function() {
             world.api.delete(&before.uid);
         }
         world.api.put(&run);
-        let function = common::Function {
+        let function = Function {
             path: path("demo", "python", &uid),
             uid,
         };

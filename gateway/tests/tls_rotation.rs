@@ -1,15 +1,11 @@
 //! Certificates that change while callers come and go (C-3.12).
 
-#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
-
-mod common;
-
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use common::{World, eventually, pki};
+use crate::common::{World, eventually, pki};
 use http::Version;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -94,7 +90,7 @@ async fn it_is_not_ready_without_a_certificate() {
     let world = World::start().await;
     let dirs = tempfile::tempdir().unwrap();
     world.pki.be_gateway(dirs.path());
-    let gateway = common::start(dirs.path(), &world.api, &[], |_| {}).await;
+    let gateway = crate::common::start(dirs.path(), &world.api, &[], |_| {}).await;
     assert!(
         gateway
             .readiness

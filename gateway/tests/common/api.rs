@@ -10,7 +10,7 @@ use std::{
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{Query, State},
+    extract::State,
     http::{HeaderMap, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch, task::AbortHandle};
 
 #[derive(Clone)]
-pub struct Api {
+pub(crate) struct Api {
     inner: Arc<Inner>,
     url: String,
     _server: Arc<Server>,
@@ -47,7 +47,7 @@ struct Store {
 }
 
 impl Api {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let inner = Arc::new(Inner {
             state: Mutex::default(),
             version: watch::Sender::new(0),
@@ -74,11 +74,11 @@ impl Api {
         }
     }
 
-    pub fn config(&self) -> kube::Config {
+    pub(crate) fn config(&self) -> kube::Config {
         kube::Config::new(self.url.parse().expect("a URL"))
     }
 
-    pub fn put(&self, run: &Run) {
+    pub(crate) fn put(&self, run: &Run) {
         let mut store = self.lock();
         let version = store.next();
         let mut run = serde_json::to_value(run).expect("JSON");
@@ -95,7 +95,7 @@ impl Api {
         self.inner.version.send_replace(version);
     }
 
-    pub fn delete(&self, uid: &str) {
+    pub(crate) fn delete(&self, uid: &str) {
         let mut store = self.lock();
         let version = store.next();
         let mut run = store.runs.remove(uid).expect("an object");
@@ -107,21 +107,21 @@ impl Api {
         self.inner.version.send_replace(version);
     }
 
-    pub fn allow(&self, token: &str) {
+    pub(crate) fn allow(&self, token: &str) {
         self.lock().tokens.insert(token.to_owned(), true);
     }
 
-    pub fn deny(&self, token: &str) {
+    pub(crate) fn deny(&self, token: &str) {
         self.lock().tokens.insert(token.to_owned(), false);
     }
 
     /// Whatever token comes, it may.
-    pub fn allow_everybody(&self) {
+    pub(crate) fn allow_everybody(&self) {
         self.lock().everybody = true;
     }
 
     /// Everything fails from now on, running watches included.
-    pub fn down(&self, down: bool) {
+    pub(crate) fn down(&self, down: bool) {
         let mut store = self.lock();
         store.down = down;
         store.cut += 1;
@@ -131,12 +131,12 @@ impl Api {
     }
 
     /// How many access reviews were asked for.
-    pub fn reviews(&self) -> usize {
+    pub(crate) fn reviews(&self) -> usize {
         self.lock().reviews
     }
 
     /// How many lists and watches of Runs were begun.
-    pub fn reads(&self) -> usize {
+    pub(crate) fn reads(&self) -> usize {
         self.lock().reads
     }
 
@@ -158,18 +158,16 @@ impl Store {
     }
 }
 
-async fn runs(
-    State(inner): State<Arc<Inner>>,
-    uri: Uri,
-    Query(query): Query<HashMap<String, String>>,
-) -> Response {
+async fn runs(State(inner): State<Arc<Inner>>, uri: Uri) -> Response {
+    let query = uri.query().unwrap_or_default().replace("%21", "!").replace("%3D", "=");
+    let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
     let namespace = uri
         .path()
         .split("/namespaces/")
         .nth(1)
         .map(|rest| rest.trim_end_matches("/runs").to_owned());
     assert_eq!(
-        query.get("fieldSelector").map(String::as_str),
+        query.get("fieldSelector").copied(),
         Some("spec.mode.function.handler!=")
     );
     let mut store = inner.state.lock().expect("not poisoned");
@@ -177,9 +175,9 @@ async fn runs(
     if store.down {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    if query.get("watch").is_some_and(|watch| watch == "true") {
+    if query.get("watch").is_some_and(|watch| *watch == "true") {
         assert_eq!(
-            query.get("timeoutSeconds").map(String::as_str),
+            query.get("timeoutSeconds").copied(),
             Some("30"),
             "C-3.14"
         );

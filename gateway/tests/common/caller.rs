@@ -21,7 +21,7 @@ use super::{ALICE, Pki};
 
 type Https = Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-pub struct Caller {
+pub(crate) struct Caller {
     gateway: SocketAddr,
     http1: Https,
     http2: Https,
@@ -30,14 +30,14 @@ pub struct Caller {
 
 /// A whole answer.
 #[derive(Debug, Clone)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Caller {
-    pub fn new(gateway: SocketAddr, pki: &Pki) -> Self {
+    pub(crate) fn new(gateway: SocketAddr, pki: &Pki) -> Self {
         let builder = || {
             HttpsConnectorBuilder::new()
                 .with_tls_config(pki.caller(&[]))
@@ -54,7 +54,7 @@ impl Caller {
     }
 
     /// A good call of that path, to be changed.
-    pub fn request(&self, path: &str) -> http::request::Builder {
+    pub(crate) fn request(&self, path: &str) -> http::request::Builder {
         Request::builder()
             .method(Method::POST)
             .uri(format!("https://localhost:{}{path}", self.gateway.port()))
@@ -63,7 +63,7 @@ impl Caller {
     }
 
     /// Over HTTP/1.1 and HTTP/2; both answers must agree in status and reason, and carry an invocation id.
-    pub async fn both(&self, request: impl Fn() -> Request<Full<Bytes>>) -> Answer {
+    pub(crate) async fn both(&self, request: impl Fn() -> Request<Full<Bytes>>) -> Answer {
         let first = self.send(request(), Version::HTTP_11).await;
         let second = self.send(request(), Version::HTTP_2).await;
         assert_eq!(
@@ -73,7 +73,7 @@ impl Caller {
         first
     }
 
-    pub async fn call(&self, path: &str, body: &str) -> Answer {
+    pub(crate) async fn call(&self, path: &str, body: &str) -> Answer {
         let body = body.to_owned();
         self.send(
             self.request(path).body(body.into()).expect("a request"),
@@ -82,11 +82,11 @@ impl Caller {
         .await
     }
 
-    pub async fn send(&self, request: Request<Full<Bytes>>, version: Version) -> Answer {
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>, version: Version) -> Answer {
         self.try_send(request, version).await.expect("an answer")
     }
 
-    pub async fn try_send(
+    pub(crate) async fn try_send(
         &self,
         mut request: Request<Full<Bytes>>,
         version: Version,
@@ -114,7 +114,7 @@ impl Caller {
     }
 
     /// A TLS connection for bytes that no client library would send.
-    pub async fn connect(&self) -> TlsStream<TcpStream> {
+    pub(crate) async fn connect(&self) -> TlsStream<TcpStream> {
         let tcp = TcpStream::connect(self.gateway).await.expect("connect");
         let name = "localhost".try_into().expect("a name");
         TlsConnector::from(Arc::clone(&self.raw))
@@ -124,14 +124,14 @@ impl Caller {
     }
 
     /// Sends these bytes and reads until the gateway closes.
-    pub async fn raw(&self, bytes: &[u8]) -> String {
+    pub(crate) async fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect().await;
         stream.write_all(bytes).await.expect("write");
         read_all(&mut stream).await
     }
 }
 
-pub async fn read_all(stream: &mut TlsStream<TcpStream>) -> String {
+pub(crate) async fn read_all(stream: &mut TlsStream<TcpStream>) -> String {
     let mut bytes = Vec::new();
     // A missing close_notify is no matter here.
     let _ = stream.read_to_end(&mut bytes).await;
@@ -139,25 +139,25 @@ pub async fn read_all(stream: &mut TlsStream<TcpStream>) -> String {
 }
 
 impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("UTF-8")
     }
 
     /// The reason of a problem; checks that everything of C-3.2 is there.
-    pub fn reason(&self) -> String {
+    pub(crate) fn reason(&self) -> String {
         self.try_reason()
             .unwrap_or_else(|| panic!("no problem: {self:?}"))
     }
 
-    pub fn dispatched(&self) -> String {
+    pub(crate) fn dispatched(&self) -> String {
         self.json()["dispatched"].as_str().expect("dispatched").to_owned()
     }
 

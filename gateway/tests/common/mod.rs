@@ -1,11 +1,11 @@
 //! A gateway on port 0 between an in-memory API server and a fake owner, for tests of what callers see.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
-pub mod api;
-pub mod caller;
-pub mod owner;
-pub mod pki;
+pub(crate) mod api;
+pub(crate) mod caller;
+pub(crate) mod owner;
+pub(crate) mod pki;
 
 use std::{path::Path, time::Duration};
 
@@ -17,36 +17,36 @@ use kruntimes_gateway::{
 };
 use tempfile::TempDir;
 
-pub use self::{api::Api, caller::Answer, caller::Caller, owner::Owner, pki::Pki};
+pub(crate) use self::{api::Api, caller::Answer, caller::Caller, owner::Owner, pki::Pki};
 
 /// The token that may everything.
-pub const ALICE: &str = "alice-token";
+pub(crate) const ALICE: &str = "alice-token";
 /// A token that Kubernetes knows and that may nothing.
-pub const MALLORY: &str = "mallory-token";
+pub(crate) const MALLORY: &str = "mallory-token";
 
 /// Everything that a call passes.
-pub struct World {
-    pub api: Api,
-    pub owner: Owner,
-    pub gateway: Running,
-    pub pki: Pki,
-    pub dirs: TempDir,
+pub(crate) struct World {
+    pub(crate) api: Api,
+    pub(crate) owner: Owner,
+    pub(crate) gateway: Running,
+    pub(crate) pki: Pki,
+    pub(crate) dirs: TempDir,
 }
 
 /// A function that can be called.
 #[derive(Debug, Clone)]
-pub struct Function {
-    pub uid: String,
-    pub path: String,
+pub(crate) struct Function {
+    pub(crate) uid: String,
+    pub(crate) path: String,
 }
 
 impl World {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with(&[], |_| {}).await
     }
 
     /// With further flags, and changes of the configuration that no flag makes.
-    pub async fn with(flags: &[&str], change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn with(flags: &[&str], change: impl FnOnce(&mut Config)) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let pki = Pki::new();
         let api = Api::start().await;
@@ -68,12 +68,12 @@ impl World {
     }
 
     /// A Ready function of the fake owner.
-    pub fn function(&self, namespace: &str, name: &str) -> Function {
+    pub(crate) fn function(&self, namespace: &str, name: &str) -> Function {
         self.function_of(&self.owner, namespace, name)
     }
 
     /// A Ready function of that owner.
-    pub fn function_of(&self, owner: &Owner, namespace: &str, name: &str) -> Function {
+    pub(crate) fn function_of(&self, owner: &Owner, namespace: &str, name: &str) -> Function {
         let run = fixtures::run(namespace, name)
             .ready_on("pod-a")
             .owner(&owner.address(), &owner.key())
@@ -86,22 +86,22 @@ impl World {
         }
     }
 
-    pub fn caller(&self) -> Caller {
+    pub(crate) fn caller(&self) -> Caller {
         Caller::new(self.gateway.https, &self.pki)
     }
 }
 
-pub fn path(namespace: &str, runtime: &str, uid: &str) -> String {
+pub(crate) fn path(namespace: &str, runtime: &str, uid: &str) -> String {
     format!("/v1/namespaces/{namespace}/runtimes/{runtime}/functions/{uid}:invoke")
 }
 
-pub async fn start(dir: &Path, api: &Api, flags: &[&str], change: impl FnOnce(&mut Config)) -> Running {
+pub(crate) async fn start(dir: &Path, api: &Api, flags: &[&str], change: impl FnOnce(&mut Config)) -> Running {
     app::start(config(dir, flags, change), api.config())
         .await
         .expect("the gateway starts")
 }
 
-pub fn config(dir: &Path, flags: &[&str], change: impl FnOnce(&mut Config)) -> Config {
+pub(crate) fn config(dir: &Path, flags: &[&str], change: impl FnOnce(&mut Config)) -> Config {
     let tls = dir.join("tls").display().to_string();
     let peer = dir.join("peer").display().to_string();
     let mut all = vec![
@@ -125,7 +125,7 @@ pub fn config(dir: &Path, flags: &[&str], change: impl FnOnce(&mut Config)) -> C
 }
 
 /// Tries again until it holds.
-pub async fn eventually<F, T>(what: &str, mut condition: impl FnMut() -> F) -> T
+pub(crate) async fn eventually<F, T>(what: &str, mut condition: impl FnMut() -> F) -> T
 where
     F: Future<Output = Option<T>>,
 {

@@ -20,7 +20,7 @@ use super::Pki;
 type Answer = Result<Response<InvokeFunctionResponse>, Status>;
 type Behaviour = Arc<dyn Fn(InvokeFunctionRequest) -> BoxFuture<'static, Answer> + Send + Sync>;
 
-pub struct Owner {
+pub(crate) struct Owner {
     key: OwnKey,
     address: SocketAddr,
     service: Service,
@@ -36,11 +36,11 @@ struct Service {
 }
 
 impl Owner {
-    pub async fn start(pki: &Pki) -> Self {
+    pub(crate) async fn start(pki: &Pki) -> Self {
         Self::start_at(pki, "127.0.0.1:0").await
     }
 
-    pub async fn start_at(pki: &Pki, address: &str) -> Self {
+    pub(crate) async fn start_at(pki: &Pki, address: &str) -> Self {
         let key = OwnKey::generate().expect("a key");
         let socket = TcpListener::bind(address).await.expect("a port");
         let address = socket.local_addr().expect("an address");
@@ -71,16 +71,16 @@ impl Owner {
         }
     }
 
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.address.to_string()
     }
 
-    pub fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         self.key.peer_key().to_string()
     }
 
     /// From now on calls are answered like this.
-    pub fn answers<F>(&self, behaviour: impl Fn(InvokeFunctionRequest) -> F + Send + Sync + 'static)
+    pub(crate) fn answers<F>(&self, behaviour: impl Fn(InvokeFunctionRequest) -> F + Send + Sync + 'static)
     where
         F: Future<Output = Answer> + Send + 'static,
     {
@@ -89,12 +89,12 @@ impl Owner {
     }
 
     /// Every call that arrived.
-    pub fn calls(&self) -> Vec<(MetadataMap, InvokeFunctionRequest)> {
+    pub(crate) fn calls(&self) -> Vec<(MetadataMap, InvokeFunctionRequest)> {
         self.service.calls.lock().expect("not poisoned").clone()
     }
 
     /// Waits until that many calls arrived.
-    pub async fn arrived(&self, calls: usize) {
+    pub(crate) async fn arrived(&self, calls: usize) {
         self.service
             .count
             .subscribe()
@@ -104,7 +104,7 @@ impl Owner {
     }
 
     /// Waits until that many calls ended, by an answer or because they were given up.
-    pub async fn ended(&self, calls: usize) {
+    pub(crate) async fn ended(&self, calls: usize) {
         self.service
             .ended
             .subscribe()
@@ -114,7 +114,7 @@ impl Owner {
     }
 
     /// Ends the process, as far as others can see.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.server.abort();
     }
 }
@@ -127,13 +127,13 @@ impl Drop for Owner {
 
 /// Gives the input back.
 #[expect(clippy::result_large_err, reason = "the type of gRPC")]
-pub fn echo(request: InvokeFunctionRequest) -> Answer {
+pub(crate) fn echo(request: InvokeFunctionRequest) -> Answer {
     let input = request.input.clone();
     output(request, input, "application/json")
 }
 
 #[expect(clippy::result_large_err, reason = "the type of gRPC")]
-pub fn output(request: InvokeFunctionRequest, body: impl Into<bytes::Bytes>, content_type: &str) -> Answer {
+pub(crate) fn output(request: InvokeFunctionRequest, body: impl Into<bytes::Bytes>, content_type: &str) -> Answer {
     let mut response = Response::new(InvokeFunctionResponse {
         registration: request.registration,
         invocation_id: request.invocation_id,

@@ -8,7 +8,7 @@ use rcgen::{
 };
 use rustls::{ClientConfig, RootCertStore, pki_types::CertificateDer};
 
-pub struct Pki {
+pub(crate) struct Pki {
     serving: CertificateDer<'static>,
     serving_issuer: Issuer<'static, KeyPair>,
     peer: String,
@@ -16,7 +16,7 @@ pub struct Pki {
 }
 
 impl Pki {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (serving, _, serving_issuer) = ca("serving");
         let (_, peer, peer_issuer) = ca("peer");
         Self {
@@ -28,12 +28,12 @@ impl Pki {
     }
 
     /// Writes a serving certificate for localhost whose common name is `name`.
-    pub fn serve_as(&self, dir: &Path, name: &str) {
+    pub(crate) fn serve_as(&self, dir: &Path, name: &str) {
         let (cert, key) = self.serving_pair(name);
         write(&dir.join("tls"), &cert, &key);
     }
 
-    pub fn serving_pair(&self, name: &str) -> (String, String) {
+    pub(crate) fn serving_pair(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let mut params =
             CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("names");
@@ -45,7 +45,7 @@ impl Pki {
     }
 
     /// Writes the certificate that owners know the gateway by.
-    pub fn be_gateway(&self, dir: &Path) {
+    pub(crate) fn be_gateway(&self, dir: &Path) {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.distinguished_name = named("gateway");
@@ -57,21 +57,21 @@ impl Pki {
     }
 
     /// Whom owners trust.
-    pub fn peer_trust(&self) -> TrustBundle {
+    pub(crate) fn peer_trust(&self) -> TrustBundle {
         let trust = TrustBundle::new();
         trust.replace(self.peer.as_bytes()).expect("a bundle");
         trust
     }
 
     /// Whom callers trust.
-    pub fn roots(&self) -> RootCertStore {
+    pub(crate) fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add(self.serving.clone()).expect("a root");
         roots
     }
 
     /// A caller that trusts the serving CA and offers `alpn`.
-    pub fn caller(&self, alpn: &[&[u8]]) -> ClientConfig {
+    pub(crate) fn caller(&self, alpn: &[&[u8]]) -> ClientConfig {
         let mut config =
             ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
                 .with_safe_default_protocol_versions()
@@ -83,7 +83,7 @@ impl Pki {
     }
 }
 
-pub fn write(dir: &Path, cert: &str, key: &str) {
+pub(crate) fn write(dir: &Path, cert: &str, key: &str) {
     fs::create_dir_all(dir).expect("mkdir");
     fs::write(dir.join("tls.crt"), cert).expect("write");
     fs::write(dir.join("tls.key"), key).expect("write");

@@ -1,0 +1,15 @@
+//! The gateway as its callers see it, between an API server in memory and fake owners. One binary, because
+//! linking takes longer than running.
+
+#![expect(clippy::unwrap_used, reason = "a test that panics fails")]
+#![expect(clippy::panic, reason = "a test that panics fails")]
+
+mod common;
+
+mod authorization;
+mod drain;
+mod invoke;
+mod limits;
+mod once;
+mod route_lag;
+mod tls_rotation;
