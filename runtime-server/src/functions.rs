@@ -30,9 +30,10 @@ use crate::{
     registry::{Moment, Registered, Registry, State, Status},
     request::{Invoke, Reference, Register, Unregister},
     worker::{
+        desk::{Call, Desk, Stop},
         exec::Confinement,
         process::{Plan, Spawner},
-        supervise::{Call, Desk, Phase, Settings, Stop, Supervisor},
+        supervise::{Phase, Settings, Supervisor},
     },
 };
 

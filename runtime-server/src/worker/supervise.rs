@@ -4,7 +4,7 @@
 //! end all happen here in sequence, so that an answer cannot meet another call.
 //! A worker whose call did not end by itself is never used again.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kruntimes_proto::{
@@ -12,52 +12,22 @@ use kruntimes_proto::{
     ids::{InvocationId, RegistrationId},
 };
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
 
 use super::{
+    desk::{Call, Desk},
     frame::{CallError, ErrorKind, Frame, Invoke},
-    process::{Broken, Exit, Logs, Plan, Spawner, Wire, Worker},
+    logs::Logs,
+    process::{Broken, Exit, Plan, Spawner, Wire, Worker},
+    starts::FailedStarts,
 };
-use crate::{
-    args::OnCallerGone,
-    functions::{Held, Slot},
-    metrics::Metrics,
-    outcome::{self, Answer},
-};
+use crate::{args::OnCallerGone, functions::Held, metrics::Metrics, outcome};
 
 /// How long to look for a frame that a worker wrote just before it died.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// Failed starts within [`FAILED_STARTS_WINDOW`] that end a registration (C-5.6).
-const FAILED_STARTS: usize = 3;
-const FAILED_STARTS_WINDOW: Duration = Duration::from_secs(60);
-
-/// One call on its way through the server.
-#[derive(Debug)]
-pub struct Call {
-    /// Correlation id.
-    pub id: InvocationId,
-    /// W3C trace context, or empty.
-    pub traceparent: String,
-    /// The JSON input.
-    pub input: Bytes,
-    /// When it must have ended.
-    pub deadline: Instant,
-    /// The only slot of its function; free when this drops.
-    pub slot: Slot,
-    /// Who waits for it.
-    pub reply: oneshot::Sender<Result<Answer, Failure>>,
-}
-
-impl Call {
-    /// Frees the slot, then answers: whoever hears the answer may call again.
-    fn answer(self, answer: Result<Answer, Failure>) {
-        drop(self.slot);
-        let _ = self.reply.send(answer);
-    }
-}
 
 /// How far a supervisor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,17 +38,6 @@ pub enum Phase {
     Settled,
     /// No process is left and none will come.
     Gone,
-}
-
-/// What a supervisor shall do about its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    /// Go on.
-    No,
-    /// End after the running call, at this time at the latest.
-    Drain(Instant),
-    /// End now.
-    Cancel,
 }
 
 /// What is the same for all functions of a server.
@@ -113,15 +72,6 @@ pub struct Supervisor {
     pub phase: watch::Sender<Phase>,
 }
 
-/// What comes to a supervisor from outside.
-#[derive(Debug)]
-pub struct Desk {
-    calls: mpsc::Receiver<Call>,
-    stop: watch::Receiver<Stop>,
-    /// A call that came while no worker was ready.
-    waiting: Option<Call>,
-}
-
 impl Supervisor {
     /// Runs until told to stop; `before` is the generation that must be gone first.
     pub async fn run(mut self, before: Option<watch::Receiver<Phase>>) {
@@ -132,10 +82,7 @@ impl Supervisor {
         let plan = Arc::clone(&self.plan);
         let _ = tokio::task::spawn_blocking(move || plan.remove_private()).await;
         // What waits at the desk gets its answer before the registration goes.
-        self.desk.calls.close();
-        while let Ok(call) = self.desk.calls.try_recv() {
-            call.answer(Err(ended()));
-        }
+        self.desk.close();
     }
 
     async fn keep_running(&mut self) {
@@ -159,7 +106,7 @@ impl Supervisor {
             };
             let Some(why) = failure else { continue };
             warn!(run_uid = self.plan.run_uid, registration_id = %self.id, why, "a worker could not be started");
-            if failed_starts.add(Instant::now()) || !loaded {
+            if failed_starts.add(Instant::now().into_std()) || !loaded {
                 self.give_up(&why).await;
                 return;
             }
@@ -456,169 +403,4 @@ async fn last_frame(wire: &mut Wire) -> Result<Frame, Broken> {
     timeout(LAST_WORDS, wire.next())
         .await
         .unwrap_or(Err(Broken::Closed))
-}
-
-fn ended() -> Failure {
-    Failure::new(Reason::Draining, "the function takes no more calls")
-}
-
-// === impl Desk ===
-
-impl Desk {
-    /// A desk at which calls arrive one at a time.
-    #[must_use]
-    pub fn new(calls: mpsc::Receiver<Call>, stop: watch::Receiver<Stop>) -> Self {
-        Self {
-            calls,
-            stop,
-            waiting: None,
-        }
-    }
-
-    /// The next call; `None` when the supervisor shall end. Cancel safe.
-    async fn take(&mut self) -> Option<Call> {
-        if let Some(call) = self.waiting.take() {
-            return Some(call);
-        }
-        tokio::select! {
-            biased;
-            call = self.calls.recv() => call,
-            () = ordered(&mut self.stop) => None,
-        }
-    }
-
-    /// Whether to end now: told to, and nobody waits who came before that.
-    fn over(&mut self) -> bool {
-        self.look();
-        match *self.stop.borrow() {
-            Stop::No => self.stop.has_changed().is_err(),
-            Stop::Drain(_) => self.waiting.is_none(),
-            Stop::Cancel => true,
-        }
-    }
-
-    fn look(&mut self) {
-        if self.waiting.is_none() {
-            self.waiting = self.calls.try_recv().ok();
-        }
-    }
-
-    /// While there is no worker: keeps the promises made to a waiting call, and
-    /// returns when the supervisor shall end. Cancel safe.
-    async fn stop_due(&mut self) {
-        loop {
-            if self.over() {
-                self.refuse(
-                    Failure::new(Reason::Cancelled, "the function is being unregistered")
-                        .dispatched(Dispatched::No),
-                );
-                return;
-            }
-            let until = match *self.stop.borrow_and_update() {
-                Stop::Drain(until) => Some(until),
-                Stop::No | Stop::Cancel => None,
-            };
-            tokio::select! {
-                _ = self.stop.changed() => {}
-                call = self.calls.recv(), if self.waiting.is_none() => match call {
-                    Some(call) => self.waiting = Some(call),
-                    None => return,
-                },
-                () = at(until) => {
-                    self.refuse(Failure::new(Reason::Cancelled, "the function is being unregistered").dispatched(Dispatched::No));
-                    return;
-                }
-                () = given_up(self.waiting.as_mut()) => {
-                    let text = "the function was being started again and was not ready in time";
-                    self.refuse(Failure::new(Reason::DeadlineExceeded, text).dispatched(Dispatched::No));
-                }
-            }
-        }
-    }
-
-    /// While a call runs: returns when it must not run on. Cancel safe.
-    async fn cut_off(&mut self) {
-        loop {
-            let stop = *self.stop.borrow_and_update();
-            let until = match stop {
-                Stop::Cancel => return,
-                Stop::Drain(until) => Some(until),
-                Stop::No => None,
-            };
-            tokio::select! {
-                changed = self.stop.changed() => if changed.is_err() { return },
-                () = at(until) => return,
-            }
-        }
-    }
-
-    fn refuse(&mut self, failure: Failure) {
-        self.look();
-        if let Some(call) = self.waiting.take() {
-            call.answer(Err(failure));
-        }
-    }
-}
-
-/// Waits for any order to end.
-async fn ordered(stop: &mut watch::Receiver<Stop>) {
-    let _ = stop.wait_for(|stop| *stop != Stop::No).await;
-}
-
-async fn at(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// A waiting call whose deadline has passed or whose caller left; it never started.
-async fn given_up(call: Option<&mut Call>) {
-    let Some(call) = call else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        () = sleep_until(call.deadline) => {}
-        () = call.reply.closed() => {}
-    }
-}
-
-/// Counts starts that failed, to tell bad luck from a function that cannot run.
-#[derive(Debug, Default)]
-struct FailedStarts(VecDeque<Instant>);
-
-impl FailedStarts {
-    /// Notes one; `true` when it was one too many (C-5.6).
-    fn add(&mut self, now: Instant) -> bool {
-        self.0.push_back(now);
-        while self
-            .0
-            .front()
-            .is_some_and(|first| now.duration_since(*first) >= FAILED_STARTS_WINDOW)
-        {
-            self.0.pop_front();
-        }
-        self.0.len() >= FAILED_STARTS
-    }
-
-    /// How long to wait before the next one.
-    fn pause(&self) -> Duration {
-        Duration::from_millis(250) * u32::try_from(self.0.len()).unwrap_or(u32::MAX)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn three_failed_starts_within_a_minute_are_too_many() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut starts = FailedStarts::default();
-        assert!(!starts.add(at(0)));
-        assert!(!starts.add(at(30)));
-        assert!(!starts.add(at(60)), "the first is a minute old");
-        assert!(starts.add(at(61)));
-    }
 }
