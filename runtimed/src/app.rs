@@ -59,7 +59,6 @@ const REFRESH: Duration = Duration::from_millis(200);
 const PROBE: Duration = Duration::from_millis(500);
 
 /// A running daemon.
-#[derive(Debug)]
 pub struct App {
     /// Where gateways are accepted, with the real port.
     pub hop: SocketAddr,
@@ -69,6 +68,7 @@ pub struct App {
     pub drain: Drain,
     /// Whether it is ready.
     pub readiness: Readiness,
+    invoker: Invoker,
     admin: Admin,
     audit: Audit,
     grace: Duration,
@@ -174,7 +174,7 @@ impl App {
             drain: drain.clone(),
         };
         let incoming = Incoming::new(listener, accept::server_config(&key, trust)?);
-        serve_hop(invoker, incoming, &drain);
+        serve_hop(invoker.clone(), incoming, &drain);
         close_when_stopping(&pod, &readiness);
         own_runs(pod, outside.client, contact, guards);
         tracing::info!(%hop, address = owner.address, key = owner.peer_key, "started");
@@ -183,6 +183,7 @@ impl App {
             owner,
             drain,
             readiness,
+            invoker,
             admin,
             audit,
             grace: args.ops.grace_period,
@@ -193,6 +194,12 @@ impl App {
     #[must_use]
     pub fn admin(&self) -> Option<SocketAddr> {
         self.admin.address()
+    }
+
+    /// What serves the hop, for a caller in the same process.
+    #[must_use]
+    pub fn invoker(&self) -> &Invoker {
+        &self.invoker
     }
 
     /// Waits until the process is asked to stop and has handed over its Runs.

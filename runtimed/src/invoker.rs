@@ -64,6 +64,20 @@ struct Call {
 // === impl Invoker ===
 
 impl Invoker {
+    /// One call, from its form to its audit line.
+    ///
+    /// # Errors
+    /// What the caller is told.
+    pub async fn serve(&self, request: Request<InvokeFunctionRequest>) -> Result<Answer, Failure> {
+        let _in_flight = self.drain.guard();
+        let (metadata, _, message) = request.into_parts();
+        let call = parse(&metadata, message)?;
+        let line = self.audit.begin(call.expected.run, call.id.as_str());
+        let result = self.call(&metadata, call).await;
+        line.end(result.as_ref().map(|_| ()));
+        result
+    }
+
     async fn call(&self, metadata: &MetadataMap, call: Call) -> Result<Answer, Failure> {
         let entry = self.held.get(call.expected.run);
         fence::check(
@@ -218,13 +232,8 @@ impl FunctionRuntime for Invoker {
         &self,
         request: Request<InvokeFunctionRequest>,
     ) -> Result<Response<InvokeFunctionResponse>, Status> {
-        let _in_flight = self.drain.guard();
-        let (metadata, _, message) = request.into_parts();
-        let call = parse(&metadata, message).map_err(|failure| failure.to_status())?;
-        let line = self.audit.begin(call.expected.run, call.id.as_str());
-        let result = Box::pin(self.call(&metadata, call)).await;
-        line.end(result.as_ref().map(|_| ()));
-        let answer = result.map_err(|failure| failure.to_status())?;
+        let answer = Box::pin(self.serve(request)).await;
+        let answer = answer.map_err(|failure| failure.to_status())?;
         let mut response = Response::new(answer.response);
         if let Some(micros) = answer.handler_us {
             response

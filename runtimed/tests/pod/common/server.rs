@@ -1,0 +1,405 @@
+//! A Runtime Server that does what a test tells it to, and remembers what it was asked.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use jiff::Timestamp;
+use kruntimes_proto::{
+    executor::{
+        FunctionRegistration, FunctionRegistrationState as State, FunctionStatusRequest,
+        FunctionStatusResponse, InvokeFunctionRequest, InvokeFunctionResponse, RegisterFunctionRequest,
+        RegisterFunctionResponse, UnregisterFunctionRequest, UnregisterFunctionResponse,
+        function_runtime_server::{FunctionRuntime, FunctionRuntimeServer},
+    },
+    limits,
+};
+use kruntimes_runtimed::runtime_server::RuntimeServer;
+use tokio::{
+    io::DuplexStream,
+    sync::{Notify, Semaphore, mpsc},
+    time::Instant,
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{
+    Request, Response, Status,
+    transport::{Endpoint, Server},
+};
+
+/// Clones share it.
+#[derive(Clone)]
+pub(crate) struct FakeServer(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<Inner>,
+    changed: Notify,
+    /// One permit lets one call of `wait` end.
+    go: Semaphore,
+    /// Clock of the node, which a paused test moves.
+    began: (Timestamp, Instant),
+}
+
+#[derive(Default)]
+struct Inner {
+    registrations: HashMap<String, Registration>,
+    next: u32,
+    starts: Starts,
+    silent: bool,
+    unsupported: bool,
+    registered: Vec<RegisterFunctionRequest>,
+    unregistered: Vec<String>,
+    invoked: Vec<InvokeFunctionRequest>,
+    /// Bare statuses to answer calls with.
+    answers: Vec<Status>,
+    output: Option<InvokeFunctionResponse>,
+    ended_by_caller: usize,
+}
+
+struct Registration {
+    id: String,
+    attempt: i32,
+    digest: String,
+    state: State,
+    in_flight: i32,
+    last_activity: i64,
+    fatal: String,
+}
+
+/// How registrations begin.
+#[derive(Clone, Default, PartialEq)]
+pub(crate) enum Starts {
+    /// Ready at once.
+    #[default]
+    Ready,
+    /// Registering until told otherwise.
+    Slowly,
+    /// Failed with this text.
+    Failed(String),
+    /// Refused with InvalidArgument.
+    Refused(String),
+}
+
+impl FakeServer {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Notify::new(),
+            go: Semaphore::new(0),
+            began: (Timestamp::now(), Instant::now()),
+        }))
+    }
+
+    /// A client over pipes in memory, so that a paused clock waits for nothing real.
+    pub(crate) fn client(&self) -> RuntimeServer {
+        let (dial, accept) = mpsc::unbounded_channel::<Result<DuplexStream, std::io::Error>>();
+        let service = FunctionRuntimeServer::new(self.clone())
+            .max_decoding_message_size(limits::MESSAGE_BYTES)
+            .max_encoding_message_size(2 * limits::MESSAGE_BYTES);
+        let serve = Server::builder()
+            .add_service(service)
+            .serve_with_incoming(UnboundedReceiverStream::new(accept));
+        spawn(async move { serve.await.expect("the fake server serves") });
+        let connector = tower::service_fn(move |_: http::Uri| {
+            let (ours, theirs) = tokio::io::duplex(64 * 1024);
+            let dialled = dial.send(Ok(theirs)).map_err(|_| std::io::Error::other("the server is gone"));
+            std::future::ready(dialled.map(|()| hyper_util::rt::TokioIo::new(ours)))
+        });
+        let channel = Endpoint::from_static("http://runtime-server").connect_with_connector_lazy(connector);
+        RuntimeServer::over(channel)
+    }
+
+    /// How the next registrations begin.
+    pub(crate) fn starts(&self, starts: Starts) {
+        self.state().starts = starts;
+    }
+
+    /// Moves every registration to a state.
+    pub(crate) fn set_all(&self, state: State) {
+        let now = self.now();
+        for registration in self.state().registrations.values_mut() {
+            registration.state = state;
+            registration.last_activity = now;
+        }
+    }
+
+    /// Answers nothing about registrations but Unavailable.
+    pub(crate) fn set_silent(&self, silent: bool) {
+        self.state().silent = silent;
+    }
+
+    /// A server without the service for functions.
+    pub(crate) fn set_unsupported(&self) {
+        self.state().unsupported = true;
+    }
+
+    /// Loses every registration, as a restarted server does.
+    pub(crate) fn restart(&self) {
+        self.state().registrations.clear();
+    }
+
+    /// The next call is answered with this status.
+    pub(crate) fn answer_once(&self, status: Status) {
+        self.state().answers.push(status);
+    }
+
+    /// Every call is answered with this.
+    pub(crate) fn set_output(&self, output: InvokeFunctionResponse) {
+        self.state().output = Some(output);
+    }
+
+    /// Lets one call with input `wait` end.
+    pub(crate) fn go(&self) {
+        self.0.go.add_permits(1);
+    }
+
+    pub(crate) fn registered(&self) -> Vec<RegisterFunctionRequest> {
+        self.state().registered.clone()
+    }
+
+    pub(crate) fn unregistered(&self) -> Vec<String> {
+        self.state().unregistered.clone()
+    }
+
+    pub(crate) fn invoked(&self) -> Vec<InvokeFunctionRequest> {
+        self.state().invoked.clone()
+    }
+
+    /// Ids of what is registered now.
+    pub(crate) fn live(&self) -> Vec<String> {
+        self.state().registrations.values().map(|it| it.id.clone()).collect()
+    }
+
+    /// Waits until so many calls have begun.
+    pub(crate) async fn until_invoked(&self, calls: usize) {
+        self.until(|state| state.invoked.len() >= calls).await;
+    }
+
+    /// Waits until so many RegisterFunction calls have come.
+    pub(crate) async fn until_registered(&self, calls: usize) {
+        self.until(|state| state.registered.len() >= calls).await;
+    }
+
+    /// Waits until so many calls were given up by the caller.
+    pub(crate) async fn until_abandoned(&self, calls: usize) {
+        self.until(|state| state.ended_by_caller >= calls).await;
+    }
+
+    async fn until(&self, wanted: impl Fn(&Inner) -> bool) {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if wanted(&self.state()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn now(&self) -> i64 {
+        let (wall, instant) = self.0.began;
+        let now = wall.as_nanosecond() + i128::try_from(instant.elapsed().as_nanos()).expect("small");
+        i64::try_from(now).expect("this century")
+    }
+
+    fn state(&self) -> MutexGuard<'_, Inner> {
+        self.0.state.lock().expect("not poisoned")
+    }
+
+    fn changed(&self) {
+        self.0.changed.notify_waiters();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test's own task, which ends with its runtime")]
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(task);
+}
+
+/// Ends the accounting of a call, also of one whose caller went away.
+struct Running<'a> {
+    server: &'a FakeServer,
+    run: String,
+    finished: bool,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let now = self.server.now();
+        let mut state = self.server.state();
+        if !self.finished {
+            state.ended_by_caller += 1;
+        }
+        if let Some(registration) = state.registrations.get_mut(&self.run) {
+            registration.in_flight -= 1;
+            registration.last_activity = now;
+        }
+        drop(state);
+        self.server.changed();
+    }
+}
+
+#[async_trait::async_trait]
+impl FunctionRuntime for FakeServer {
+    async fn register_function(
+        &self,
+        request: Request<RegisterFunctionRequest>,
+    ) -> Result<Response<RegisterFunctionResponse>, Status> {
+        let request = request.into_inner();
+        let now = self.now();
+        let mut state = self.state();
+        state.registered.push(request.clone());
+        self.changed();
+        if state.silent {
+            return Err(Status::unavailable("silent"));
+        }
+        let (begins, fatal) = match &state.starts {
+            Starts::Ready => (State::Ready, String::new()),
+            Starts::Slowly => (State::Registering, String::new()),
+            Starts::Failed(text) => (State::Failed, text.clone()),
+            Starts::Refused(text) => return Err(Status::invalid_argument(text.clone())),
+        };
+        let known = state.registrations.get(&request.run_uid);
+        if known.is_some_and(|it| it.attempt > request.registration_attempt) {
+            return Err(Status::failed_precondition("an older attempt"));
+        }
+        if known.is_some_and(|it| {
+            it.attempt == request.registration_attempt && it.digest != request.registration_digest
+        }) {
+            return Err(Status::already_exists("another digest"));
+        }
+        if known.is_none_or(|it| it.attempt < request.registration_attempt) {
+            state.next += 1;
+            let id = format!("reg_{}", state.next);
+            state.registrations.insert(
+                request.run_uid.clone(),
+                Registration {
+                    id,
+                    attempt: request.registration_attempt,
+                    digest: request.registration_digest.clone(),
+                    state: begins,
+                    in_flight: 0,
+                    last_activity: now,
+                    fatal,
+                },
+            );
+        }
+        let registration = &state.registrations[&request.run_uid];
+        let mut response = RegisterFunctionResponse {
+            registration: Some(FunctionRegistration {
+                run_uid: request.run_uid.clone(),
+                registration_id: registration.id.clone(),
+            }),
+            ..RegisterFunctionResponse::default()
+        };
+        response.set_state(registration.state);
+        Ok(Response::new(response))
+    }
+
+    async fn function_status(
+        &self,
+        request: Request<FunctionStatusRequest>,
+    ) -> Result<Response<FunctionStatusResponse>, Status> {
+        let asked = request.into_inner().registration.unwrap_or_default();
+        let state = self.state();
+        if state.unsupported {
+            return Err(Status::unimplemented("no such service"));
+        }
+        if state.silent {
+            return Err(Status::unavailable("silent"));
+        }
+        let Some(registration) = state.registrations.get(&asked.run_uid) else {
+            return Err(Status::not_found("no such registration"));
+        };
+        if registration.id != asked.registration_id {
+            return Err(Status::failed_precondition("stale"));
+        }
+        let mut response = FunctionStatusResponse {
+            registration: Some(asked),
+            in_flight: registration.in_flight,
+            last_activity_unix_nano: registration.last_activity,
+            fatal_error: registration.fatal.clone(),
+            ..FunctionStatusResponse::default()
+        };
+        response.set_state(registration.state);
+        Ok(Response::new(response))
+    }
+
+    async fn invoke_function(
+        &self,
+        request: Request<InvokeFunctionRequest>,
+    ) -> Result<Response<InvokeFunctionResponse>, Status> {
+        let request = request.into_inner();
+        let asked = request.registration.clone().unwrap_or_default();
+        let now = self.now();
+        let mut running = {
+            let mut state = self.state();
+            let Some(registration) = state.registrations.get_mut(&asked.run_uid) else {
+                return Err(Status::not_found("no such registration"));
+            };
+            if registration.id != asked.registration_id || registration.state != State::Ready {
+                return Err(Status::failed_precondition("stale or not ready"));
+            }
+            assert_eq!(registration.in_flight, 0, "two calls of one function at once");
+            registration.in_flight += 1;
+            registration.last_activity = now;
+            state.invoked.push(request.clone());
+            Running {
+                server: self,
+                run: asked.run_uid.clone(),
+                finished: false,
+            }
+        };
+        self.changed();
+        if request.input == "wait" {
+            self.0.go.acquire().await.expect("open").forget();
+        }
+        running.finished = true;
+        let mut state = self.state();
+        if let Some(status) = state.answers.pop() {
+            drop(state);
+            return Err(status);
+        }
+        let output = state.output.clone().unwrap_or_else(|| InvokeFunctionResponse {
+            output: request.input.clone(),
+            content_type: "application/json".to_owned(),
+            ..InvokeFunctionResponse::default()
+        });
+        drop(state);
+        let mut response = Response::new(InvokeFunctionResponse {
+            registration: Some(asked),
+            invocation_id: request.invocation_id,
+            ..output
+        });
+        response
+            .metadata_mut()
+            .insert("kruntime-handler-us", "123".parse().expect("ASCII"));
+        Ok(response)
+    }
+
+    async fn unregister_function(
+        &self,
+        request: Request<UnregisterFunctionRequest>,
+    ) -> Result<Response<UnregisterFunctionResponse>, Status> {
+        let request = request.into_inner();
+        let asked = request.registration.unwrap_or_default();
+        let mut state = self.state();
+        if state.silent {
+            return Err(Status::unavailable("silent"));
+        }
+        match state.registrations.get(&asked.run_uid) {
+            Some(registration) if registration.id != asked.registration_id => {
+                return Err(Status::failed_precondition("stale"));
+            }
+            _ => {}
+        }
+        state.registrations.remove(&asked.run_uid);
+        state.unregistered.push(asked.registration_id.clone());
+        drop(state);
+        self.changed();
+        Ok(Response::new(UnregisterFunctionResponse {
+            registration: Some(asked),
+        }))
+    }
+}

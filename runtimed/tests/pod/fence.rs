@@ -1,0 +1,121 @@
+//! Calls that were routed to something else are refused before anything starts (contract 4).
+
+use kruntimes_api::{fixtures, keys::RunKey};
+use kruntimes_proto::{
+    executor::{
+        FunctionStatusRequest, InvokeFunctionRequest, function_runtime_client::FunctionRuntimeClient,
+    },
+    failure::{Dispatched, Failure, Reason},
+};
+use kruntimes_runtimed::caller::GatewayIsEnough;
+use std::{sync::Arc, time::Duration};
+use tonic::{Code, Request};
+
+use super::common::{FakeServer, Kubernetes, Pod, Starts, call, pod::{assigned, request}};
+
+/// What the owner says to a call that is changed on its way.
+async fn refused(pod: &Pod, run: &kruntimes_api::Run, change: impl FnOnce(&mut Request<InvokeFunctionRequest>)) -> Failure {
+    let mut request = request(run, "1");
+    change(&mut request);
+    let failure = call(pod.dial().await, request).await.unwrap_err();
+    assert_eq!(failure.dispatched, Dispatched::No, "{failure:?}");
+    failure
+}
+
+fn set(name: &'static str, value: &'static str) -> impl FnOnce(&mut Request<InvokeFunctionRequest>) {
+    move |request| {
+        request.metadata_mut().insert(name, value.parse().unwrap());
+    }
+}
+
+/// Bug scenario 15, behind a key that fits: Run UID, attempt and Pod UID must all fit too.
+#[tokio::test]
+async fn every_mismatch_is_a_stale_route() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    for failure in [
+        refused(&pod, &run, set("kruntime-attempt", "2")).await,
+        refused(&pod, &run, set("kruntime-pod-uid", "another")).await,
+        refused(&pod, &run, |request| {
+            let other = fixtures::uid("another Run");
+            request.get_mut().registration.as_mut().unwrap().run_uid = other;
+        })
+        .await,
+    ] {
+        assert_eq!(failure.reason, Reason::StaleRoute);
+    }
+    for failure in [
+        refused(&pod, &run, set("kruntime-hop", "2")).await,
+        refused(&pod, &run, |request| {
+            request.metadata_mut().remove("kruntime-hop");
+        })
+        .await,
+        refused(&pod, &run, |request| {
+            request.metadata_mut().append("kruntime-hop", "1".parse().unwrap());
+        })
+        .await,
+    ] {
+        assert_eq!(failure.reason, Reason::BadHop);
+    }
+    assert!(pod.server.invoked().is_empty());
+}
+
+#[tokio::test]
+async fn a_run_that_is_being_registered_says_so() {
+    let pod = Pod::start().await;
+    pod.server.starts(Starts::Slowly);
+    pod.kubernetes.put(&assigned("n").build());
+    pod.server.until_registered(1).await;
+    let run = pod.kubernetes.run("n").unwrap();
+    assert_eq!(refused(&pod, &run, |_| {}).await.reason, Reason::Registering);
+}
+
+#[tokio::test]
+async fn the_hop_serves_invocations_only() {
+    let pod = Pod::start().await;
+    let mut client = FunctionRuntimeClient::new(pod.dial().await);
+    let status = client.function_status(FunctionStatusRequest::default()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+}
+
+/// Contract 6.4, on a clock of the test: no contact for 30 s, then contact again.
+#[tokio::test(start_paused = true)]
+async fn without_contact_to_kubernetes_calls_are_refused_and_resume() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    let local = pod.app.invoker();
+    let invoke = || local.serve(request(&run, "1"));
+    invoke().await.unwrap();
+    pod.kubernetes.set_down(true);
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    let failure = invoke().await.unwrap_err();
+    assert_eq!((failure.reason, failure.dispatched), (Reason::OwnerIsolated, Dispatched::No));
+    assert!(pod.server.unregistered().is_empty(), "isolation alone ends no function");
+    pod.kubernetes.set_down(false);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    invoke().await.unwrap();
+}
+
+/// An un-assignment arrives as a deletion from the watch; the live object decides (contract 2.3).
+#[tokio::test]
+async fn a_run_that_was_taken_away_is_let_go() {
+    let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(GatewayIsEnough)).await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    pod.kubernetes.edit("n", |run| {
+        let status = run.status.as_mut().unwrap();
+        status.assigned_pod = Some("pod-b".to_owned());
+        status.assigned_pod_uid = Some(fixtures::uid("pod-b"));
+        status.attempt = Some(2);
+    });
+    while !pod.server.live().is_empty() || pod.has_directory(&run) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(refused(&pod, &run, |_| {}).await.reason, Reason::StaleRoute);
+    let now = pod.kubernetes.run("n").unwrap();
+    assert!(now.metadata.finalizers.is_some(), "the finalizer is the new owner's");
+    let key: RunKey = now.key().unwrap();
+    assert_eq!(key.name, "n");
+}

@@ -1,0 +1,203 @@
+//! Calls over the hop: what arrives, what comes back, what is written down.
+
+use std::sync::Arc;
+
+use kruntimes_api::keys::RunKey;
+use kruntimes_proto::{
+    executor::InvokeFunctionResponse,
+    failure::{Component, Dispatched, Failure, Reason},
+    limits,
+};
+use kruntimes_runtimed::caller::Callers;
+use tonic::{Status, metadata::MetadataMap};
+
+use super::common::{FakeServer, Kubernetes, Pod, call, pod::{assigned, request}};
+
+async fn ready() -> (Pod, kruntimes_api::Run) {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    (pod, run)
+}
+
+#[tokio::test]
+async fn a_call_reaches_the_function_and_its_answer_comes_back() {
+    let (pod, run) = ready().await;
+    let response = call(pod.dial().await, request(&run, "{\"a\":1}")).await.unwrap();
+    assert_eq!(response.metadata().get("kruntime-handler-us").unwrap(), "123");
+    let response = response.into_inner();
+    assert_eq!(response.output, "{\"a\":1}");
+    assert_eq!(response.invocation_id, "inv_test");
+    assert_eq!(response.registration.unwrap().registration_id, "", "the id stays in the Pod");
+    let [invoked] = &pod.server.invoked()[..] else { panic!("once") };
+    assert!(invoked.registration.as_ref().unwrap().registration_id.starts_with("reg_"));
+    assert_eq!(invoked.timeout_millis, 20_000);
+}
+
+#[tokio::test]
+async fn a_call_neither_writes_nor_reads_at_the_api_server_contract_1_2() {
+    let (pod, run) = ready().await;
+    let before = (pod.kubernetes.writes().len(), pod.kubernetes.reads());
+    for _ in 0..50 {
+        pod.invoke(&run, "1").await.unwrap();
+    }
+    assert_eq!((pod.kubernetes.writes().len(), pod.kubernetes.reads()), before);
+}
+
+#[tokio::test]
+async fn one_call_at_a_time_and_the_second_is_told_how_long_contract_3_4() {
+    let (pod, run) = ready().await;
+    let channel = pod.dial().await;
+    let first = call(channel.clone(), request(&run, "wait"));
+    let second = async {
+        pod.server.until_invoked(1).await;
+        let busy = call(channel.clone(), request(&run, "2")).await.unwrap_err();
+        pod.server.go();
+        busy
+    };
+    let (first, busy) = tokio::join!(first, second);
+    assert_eq!(first.unwrap().into_inner().output, "wait");
+    assert_eq!((busy.reason, busy.dispatched), (Reason::Busy, Dispatched::No));
+    assert!(busy.busy_at_most.is_some_and(|left| left.as_millis() <= 20_000), "{busy:?}");
+    pod.invoke(&run, "3").await.unwrap();
+}
+
+/// Bug scenario 13: the Run is written to during a call.
+#[tokio::test]
+async fn writes_to_the_run_do_not_cost_its_slot() {
+    let (pod, run) = ready().await;
+    let first = pod.invoke(&run, "wait");
+    let meanwhile = async {
+        pod.server.until_invoked(1).await;
+        for number in 0..5 {
+            pod.kubernetes.edit("n", |run| {
+                run.metadata.labels = Some([("number".to_owned(), number.to_string())].into());
+                run.status.as_mut().unwrap().message = Some(number.to_string());
+            });
+        }
+        pod.server.go();
+    };
+    let (first, ()) = tokio::join!(first, meanwhile);
+    first.unwrap();
+    pod.invoke(&run, "2").await.unwrap();
+}
+
+/// Bug scenario 40: the caller hangs up.
+#[tokio::test]
+async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
+    let (pod, run) = ready().await;
+    let channel = pod.dial().await;
+    {
+        let first = call(channel.clone(), request(&run, "wait"));
+        tokio::pin!(first);
+        tokio::select! {
+            _ = &mut first => panic!("nobody let it end"),
+            () = pod.server.until_invoked(1) => {}
+        }
+    }
+    pod.server.until_abandoned(1).await;
+    while pod.audit.all().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let line = pod.audit.all().remove(0);
+    assert_eq!((line["outcome"].as_str(), line["code"].as_str()), (Some("CallerGone"), Some("Cancelled")));
+    call(channel, request(&run, "2")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_custom_server_s_bare_codes_get_their_meaning_contract_3_5() {
+    let (pod, run) = ready().await;
+    for (status, reason, dispatched) in [
+        (Status::unknown("ValueError"), Reason::HandlerError, Dispatched::Yes),
+        (Status::aborted("exit 1"), Reason::WorkerExited, Dispatched::Yes),
+        (Status::out_of_range("NaN"), Reason::InvalidOutput, Dispatched::Yes),
+        (Status::invalid_argument("depth"), Reason::InvalidPayload, Dispatched::No),
+        (Status::deadline_exceeded("20 s"), Reason::DeadlineExceeded, Dispatched::Yes),
+        (Status::unavailable("starting"), Reason::ServerUnavailable, Dispatched::No),
+        (Status::resource_exhausted("busy"), Reason::Busy, Dispatched::No),
+    ] {
+        pod.server.answer_once(status);
+        let failure = pod.invoke(&run, "1").await.unwrap_err();
+        assert_eq!((failure.reason, failure.dispatched), (reason, dispatched));
+    }
+    pod.invoke(&run, "1").await.unwrap();
+    assert!(pod.kubernetes.run("n").unwrap().is_ready(), "failures of calls are none of the Run");
+}
+
+#[tokio::test]
+async fn a_failure_of_ours_passes_whole() {
+    let (pod, run) = ready().await;
+    let said = Failure::new(Reason::HandlerError, "ValueError: x").by(Component::Function);
+    pod.server.answer_once(said.to_status());
+    assert_eq!(pod.invoke(&run, "1").await.unwrap_err(), said);
+}
+
+/// Bug scenarios 28 and 60: the limits themselves work, and beyond them is a typed answer.
+#[tokio::test]
+async fn bodies_of_a_mebibyte_pass_and_larger_ones_are_refused() {
+    let (pod, run) = ready().await;
+    let large = "x".repeat(limits::INPUT_BYTES);
+    assert_eq!(pod.invoke(&run, &large).await.unwrap().output.len(), limits::INPUT_BYTES);
+    let failure = pod.invoke(&run, &format!("{large}x")).await.unwrap_err();
+    assert_eq!((failure.reason, failure.component), (Reason::InvalidPayload, Component::Runtimed));
+    pod.server.set_output(InvokeFunctionResponse {
+        output: vec![b'x'; limits::OUTPUT_BYTES + 1].into(),
+        ..InvokeFunctionResponse::default()
+    });
+    assert_eq!(pod.invoke(&run, "1").await.unwrap_err().reason, Reason::InvalidOutput);
+    pod.server.set_output(InvokeFunctionResponse {
+        output: vec![b'x'; limits::OUTPUT_BYTES].into(),
+        outputs: (0..7).map(|it| (it.to_string(), "v".repeat(8 * 1024))).collect(),
+        ..InvokeFunctionResponse::default()
+    });
+    assert_eq!(pod.invoke(&run, "1").await.unwrap().outputs.len(), 7);
+}
+
+#[tokio::test]
+async fn every_call_is_one_audit_line_without_bodies_contract_6_5() {
+    let (pod, run) = ready().await;
+    pod.invoke(&run, "\"secret\"").await.unwrap();
+    pod.server.answer_once(Status::unknown("boom"));
+    pod.invoke(&run, "\"secret\"").await.unwrap_err();
+    let audit = pod.audit.clone();
+    assert!(pod.stop().await.is_clean());
+    let lines = audit.all();
+    let told: Vec<_> = lines.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
+    assert_eq!(told, ["ok", "HandlerError"]);
+    for line in &lines {
+        assert_eq!(line["run"].as_str(), run.metadata.uid.as_deref());
+        assert_eq!((line["runtime"].as_str(), line["invocationId"].as_str()), (Some("python"), Some("inv_test")));
+        assert!(!line.to_string().contains("secret") && !line.to_string().contains("boom"));
+    }
+}
+
+struct Nobody;
+
+#[async_trait::async_trait]
+impl Callers for Nobody {
+    async fn may_invoke(&self, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure> {
+        assert_eq!(metadata.get("authorization").unwrap(), "Bearer token");
+        assert_eq!((run.namespace.as_str(), run.name.as_str()), ("ns", "n"));
+        Err(Failure::new(Reason::PermissionDenied, "no"))
+    }
+}
+
+#[tokio::test]
+async fn the_owner_asks_again_whether_the_caller_may_contract_3_6() {
+    let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(Nobody)).await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    assert_eq!(pod.invoke(&run, "1").await.unwrap_err().reason, Reason::PermissionDenied);
+    assert!(pod.server.invoked().is_empty());
+}
+
+#[tokio::test]
+async fn a_registration_the_server_lost_is_not_dispatched_and_is_looked_at_at_once() {
+    let (pod, run) = ready().await;
+    pod.server.restart();
+    let failure = pod.invoke(&run, "1").await.unwrap_err();
+    // The poll may have been faster; either way nothing ran.
+    assert!(matches!(failure.reason, Reason::Recovering | Reason::StaleRoute), "{failure:?}");
+    assert_eq!(failure.dispatched, Dispatched::No);
+    pod.kubernetes.until_reason("n", "RegistrationFailed").await;
+}
