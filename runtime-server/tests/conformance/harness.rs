@@ -98,12 +98,32 @@ impl Server {
     }
 
     pub(crate) async fn with(flags: &[&str], env: &[(&str, &str)]) -> Self {
+        Self::by(
+            Command::new(env!("CARGO_BIN_EXE_kruntimes-runtime-server")),
+            flags,
+            env,
+        )
+        .await
+    }
+
+    /// As the first process of a PID namespace of its own, like in its container.
+    pub(crate) async fn in_namespace(flags: &[&str]) -> Self {
+        let mut command = Command::new("unshare");
+        if !nix::unistd::geteuid().is_root() {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+            .arg(env!("CARGO_BIN_EXE_kruntimes-runtime-server"));
+        Self::by(command, flags, &[]).await
+    }
+
+    async fn by(mut command: Command, flags: &[&str], env: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("temporary directory");
         let unix = format!("unix://{}/run/runtime.sock", directory.path().display());
         for name in ["run", "workspace", "state"] {
             fs::create_dir(directory.path().join(name)).expect("directory");
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kruntimes-runtime-server"));
         command
             .args(["--log-format", "plain"])
             .arg("--workspace")

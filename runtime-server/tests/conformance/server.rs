@@ -51,6 +51,43 @@ async fn a_process_beside_the_functions_cannot_use_the_api() {
     guarded.log.wait_for(&["tried to use the server's API"]).await;
 }
 
+/// C-5.1, as in a Pod: runtimed comes from another PID namespace, a function does not.
+#[tokio::test]
+async fn the_first_process_of_a_container_serves_others_and_no_function() {
+    let server = Server::in_namespace(&["--peer-check", "on"]).await;
+    let code = r#"
+import os, socket, subprocess
+def handler(path):
+    if path == 'orphan':
+        shell = ['sh', '-c', 'setsid sleep 0.01 >/dev/null 2>&1 & echo $!']
+        return int(subprocess.run(shell, stdout=subprocess.PIPE).stdout)
+    if isinstance(path, int):
+        return os.path.exists(f'/proc/{path}')
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(path)
+    try:
+        return client.recv(1).decode()
+    except ConnectionResetError:
+        return ''
+"#;
+    let function = server.function(code).await;
+    let socket = server.directory.path().join("run").join("runtime.sock");
+    assert_eq!(
+        function
+            .call(&format!("\"{}\"", socket.display()))
+            .await
+            .as_deref(),
+        Ok("\"\"")
+    );
+    server.log.wait_for(&["tried to use the server's API"]).await;
+    let orphan = function.call("\"orphan\"").await.expect("pid");
+    let reaped = async { while function.call(&orphan).await.as_deref() != Ok("false") {} };
+    tokio::time::timeout(Duration::from_secs(20), reaped)
+        .await
+        .expect("the first process reaps orphans");
+    function.unregister(true, 0).await.expect("unregister");
+}
+
 #[tokio::test]
 async fn a_tcp_address_serves_as_well() {
     let server = Server::with(&["--listen", "tcp://127.0.0.1:0"], &[]).await;
