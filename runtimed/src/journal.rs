@@ -63,6 +63,8 @@ pub struct Request {
 struct Shared {
     dir: PathBuf,
     records: Mutex<HashMap<RunUid, Record>>,
+    /// Held, by threads that may block, for as long as file and map differ.
+    disk: Mutex<()>,
 }
 
 // === impl Record ===
@@ -144,6 +146,7 @@ impl Journal {
             shared: Arc::new(Shared {
                 dir: dir.to_owned(),
                 records: Mutex::new(records),
+                disk: Mutex::default(),
             }),
         })
     }
@@ -170,9 +173,31 @@ impl Journal {
     pub async fn put(&self, run: RunUid, record: Record) -> io::Result<()> {
         let journal = self.clone();
         blocking(move || {
-            write(&journal.path(run), &serde_json::to_vec(&record)?)?;
-            journal.records().insert(run, record);
-            Ok(())
+            let _turn = journal.disk();
+            journal.write(run, record)
+        })
+        .await
+    }
+
+    /// Adds the id to the record, if it is there still: a caller that went away may be overtaken by
+    /// the removal of the record, which must not come back.
+    ///
+    /// # Errors
+    /// As for [`Journal::put`].
+    pub async fn set_id(&self, run: RunUid, id: &RegistrationId) -> io::Result<()> {
+        let (journal, id) = (self.clone(), id.as_str().to_owned());
+        blocking(move || {
+            let _turn = journal.disk();
+            match journal.get(run) {
+                Some(record) if record.registration_id.as_ref() != Some(&id) => journal.write(
+                    run,
+                    Record {
+                        registration_id: Some(id),
+                        ..record
+                    },
+                ),
+                _ => Ok(()),
+            }
         })
         .await
     }
@@ -184,6 +209,7 @@ impl Journal {
     pub async fn remove(&self, run: RunUid) -> io::Result<()> {
         let journal = self.clone();
         blocking(move || {
+            let _turn = journal.disk();
             match fs::remove_file(journal.path(run)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -192,6 +218,16 @@ impl Journal {
             Ok(())
         })
         .await
+    }
+
+    fn write(&self, run: RunUid, record: Record) -> io::Result<()> {
+        write(&self.path(run), &serde_json::to_vec(&record)?)?;
+        self.records().insert(run, record);
+        Ok(())
+    }
+
+    fn disk(&self) -> MutexGuard<'_, ()> {
+        self.shared.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn path(&self, run: RunUid) -> PathBuf {
@@ -263,16 +299,21 @@ mod tests {
         let run: RunUid = RUN.parse().unwrap();
         let journal = Journal::open(dir.path()).unwrap();
         journal.put(run, record()).await.unwrap();
+        let id = RegistrationId::generate();
+        journal.set_id(run, &id).await.unwrap();
         let registered = Record {
-            registration_id: Some("reg_1".to_owned()),
+            registration_id: Some(id.as_str().to_owned()),
             ..record()
         };
-        journal.put(run, registered.clone()).await.unwrap();
         let after = Journal::open(dir.path()).unwrap();
         assert_eq!(after.all(), vec![(run, registered)]);
         after.remove(run).await.unwrap();
         after.remove(run).await.unwrap();
-        assert!(Journal::open(dir.path()).unwrap().all().is_empty());
+        after.set_id(run, &id).await.unwrap();
+        assert!(
+            Journal::open(dir.path()).unwrap().all().is_empty(),
+            "what was removed stays so"
+        );
     }
 
     #[tokio::test]

@@ -272,11 +272,7 @@ impl Pod {
 
     async fn until_ready(&self, key: &RunKey, record: Record) -> Result<RegistrationId, Fault> {
         let (id, state) = self.ask_to_register(key, &record).await?;
-        let known = Record {
-            registration_id: Some(id.as_str().to_owned()),
-            ..record
-        };
-        if let Err(error) = self.journal.put(key.uid, known).await {
+        if let Err(error) = self.journal.set_id(key.uid, &id).await {
             // Without the id the server is asked again after a restart.
             tracing::warn!(%error, run = %key, "the journal does not know the registration's id");
         }

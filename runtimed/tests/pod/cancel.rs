@@ -6,7 +6,10 @@ use kruntimes_api::{Run, run::Phase};
 use kruntimes_ops::drain::Cause;
 use kruntimes_proto::failure::Reason;
 
-use super::common::{Pod, Starts, call, pod::{assigned, request}};
+use super::common::{
+    Pod, Starts, call,
+    pod::{assigned, request},
+};
 
 fn nothing_is_left(pod: &Pod, run: &Run) {
     assert!(pod.server.live().is_empty(), "registration");
@@ -19,7 +22,8 @@ async fn cancelling_ends_a_ready_run() {
     let pod = Pod::start().await;
     pod.kubernetes.put(&assigned("n").build());
     pod.kubernetes.ready("n").await;
-    pod.kubernetes.edit("n", |run| run.spec.cancel_requested = Some(true));
+    pod.kubernetes
+        .edit("n", |run| run.spec.cancel_requested = Some(true));
     let ended = |run: Option<&Run>| {
         run.is_some_and(|run| run.phase() == Phase::Cancelled && run.metadata.finalizers.is_none())
     };
@@ -39,8 +43,11 @@ async fn cancelling_does_not_wait_for_a_registration() {
     pod.server.starts(Starts::Slowly);
     pod.kubernetes.put(&assigned("n").build());
     pod.server.until_registered(1).await;
-    pod.kubernetes.edit("n", |run| run.spec.cancel_requested = Some(true));
-    pod.kubernetes.until("n", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled)).await;
+    pod.kubernetes
+        .edit("n", |run| run.spec.cancel_requested = Some(true));
+    pod.kubernetes
+        .until("n", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled))
+        .await;
     nothing_is_left(&pod, &pod.kubernetes.run("n").unwrap());
 }
 
@@ -48,7 +55,9 @@ async fn cancelling_does_not_wait_for_a_registration() {
 async fn cancelling_before_the_claim_needs_no_server() {
     let pod = Pod::start().await;
     pod.kubernetes.put(&assigned("n").cancelled().build());
-    pod.kubernetes.until("n", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled)).await;
+    pod.kubernetes
+        .until("n", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled))
+        .await;
     assert!(pod.server.registered().is_empty());
 }
 
@@ -74,7 +83,8 @@ async fn deleting_in_the_middle_of_recovery_leaves_no_generation_behind() {
     pod.kubernetes.put(&assigned("n").build());
     let run = pod.kubernetes.ready("n").await;
     pod.server.starts(Starts::Slowly);
-    pod.kubernetes.edit("n", |run| run.status.as_mut().unwrap().attempt = Some(2));
+    pod.kubernetes
+        .edit("n", |run| run.status.as_mut().unwrap().attempt = Some(2));
     pod.server.until_registered(2).await;
     pod.kubernetes.delete("n");
     pod.kubernetes.until("n", |run| run.is_none()).await;
@@ -90,10 +100,20 @@ async fn an_end_that_somebody_else_wrote_is_not_overwritten() {
     pod.kubernetes.put(&assigned("n").build());
     let run = pod.kubernetes.ready("n").await;
     pod.kubernetes.edit("n", |run| {
-        run.status.as_mut().unwrap().finish(Phase::Failed, "RetriesExhausted", "", None, jiff::Timestamp::now());
+        run.status.as_mut().unwrap().finish(
+            Phase::Failed,
+            "RetriesExhausted",
+            "",
+            None,
+            jiff::Timestamp::now(),
+        );
         run.spec.cancel_requested = Some(true);
     });
-    pod.kubernetes.until("n", |run| run.is_some_and(|run| run.metadata.finalizers.is_none())).await;
+    pod.kubernetes
+        .until("n", |run| {
+            run.is_some_and(|run| run.metadata.finalizers.is_none())
+        })
+        .await;
     assert_eq!(pod.kubernetes.run("n").unwrap().phase(), Phase::Failed);
     nothing_is_left(&pod, &run);
 }
@@ -114,11 +134,16 @@ async fn sigterm_drains_and_hands_over() {
         pod.server.until_invoked(1).await;
         pod.app.drain.stop(Cause::Asked("SIGTERM"));
         pod.kubernetes.until_reason("quiet", "Draining").await;
-        assert!(pod.server.live().iter().any(|id| id == "reg_1" || id == "reg_2"), "the busy one is there still");
+        assert!(
+            pod.server.live().iter().any(|id| id == "reg_1" || id == "reg_2"),
+            "the busy one is there still"
+        );
         let refused = pod.app.invoker().serve(request(&run, "2")).await.unwrap_err();
         assert_eq!(refused.reason, Reason::Draining);
         // A label patch does not wake it up again.
-        pod.kubernetes.edit("busy", |run| run.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into()));
+        pod.kubernetes.edit("busy", |run| {
+            run.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into())
+        });
         let refused = pod.app.invoker().serve(request(&run, "3")).await.unwrap_err();
         assert_eq!(refused.reason, Reason::Draining);
         pod.server.go();
@@ -127,7 +152,9 @@ async fn sigterm_drains_and_hands_over() {
     assert_eq!(answer.unwrap().into_inner().output, "wait");
     let (kubernetes, server) = (pod.kubernetes.clone(), pod.server.clone());
     drop(channel);
-    let outcome = tokio::time::timeout(Duration::from_secs(60), pod.stop()).await.expect("exits");
+    let outcome = tokio::time::timeout(Duration::from_secs(60), pod.stop())
+        .await
+        .expect("exits");
     assert!(outcome.is_clean(), "{outcome:?}");
     assert!(server.live().is_empty());
     for name in ["busy", "quiet"] {

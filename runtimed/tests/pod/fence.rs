@@ -11,10 +11,17 @@ use kruntimes_runtimed::caller::GatewayIsEnough;
 use std::{sync::Arc, time::Duration};
 use tonic::{Code, Request};
 
-use super::common::{FakeServer, Kubernetes, Pod, Starts, call, pod::{assigned, request}};
+use super::common::{
+    FakeServer, Kubernetes, Pod, Starts, call,
+    pod::{assigned, request},
+};
 
 /// What the owner says to a call that is changed on its way.
-async fn refused(pod: &Pod, run: &kruntimes_api::Run, change: impl FnOnce(&mut Request<InvokeFunctionRequest>)) -> Failure {
+async fn refused(
+    pod: &Pod,
+    run: &kruntimes_api::Run,
+    change: impl FnOnce(&mut Request<InvokeFunctionRequest>),
+) -> Failure {
     let mut request = request(run, "1");
     change(&mut request);
     let failure = call(pod.dial().await, request).await.unwrap_err();
@@ -52,7 +59,9 @@ async fn every_mismatch_is_a_stale_route() {
         })
         .await,
         refused(&pod, &run, |request| {
-            request.metadata_mut().append("kruntime-hop", "1".parse().unwrap());
+            request
+                .metadata_mut()
+                .append("kruntime-hop", "1".parse().unwrap());
         })
         .await,
     ] {
@@ -75,7 +84,10 @@ async fn a_run_that_is_being_registered_says_so() {
 async fn the_hop_serves_invocations_only() {
     let pod = Pod::start().await;
     let mut client = FunctionRuntimeClient::new(pod.dial().await);
-    let status = client.function_status(FunctionStatusRequest::default()).await.unwrap_err();
+    let status = client
+        .function_status(FunctionStatusRequest::default())
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
 }
 
@@ -91,8 +103,14 @@ async fn without_contact_to_kubernetes_calls_are_refused_and_resume() {
     pod.kubernetes.set_down(true);
     tokio::time::sleep(Duration::from_secs(45)).await;
     let failure = invoke().await.unwrap_err();
-    assert_eq!((failure.reason, failure.dispatched), (Reason::OwnerIsolated, Dispatched::No));
-    assert!(pod.server.unregistered().is_empty(), "isolation alone ends no function");
+    assert_eq!(
+        (failure.reason, failure.dispatched),
+        (Reason::OwnerIsolated, Dispatched::No)
+    );
+    assert!(
+        pod.server.unregistered().is_empty(),
+        "isolation alone ends no function"
+    );
     pod.kubernetes.set_down(false);
     tokio::time::sleep(Duration::from_secs(5)).await;
     invoke().await.unwrap();
@@ -115,7 +133,10 @@ async fn a_run_that_was_taken_away_is_let_go() {
     }
     assert_eq!(refused(&pod, &run, |_| {}).await.reason, Reason::StaleRoute);
     let now = pod.kubernetes.run("n").unwrap();
-    assert!(now.metadata.finalizers.is_some(), "the finalizer is the new owner's");
+    assert!(
+        now.metadata.finalizers.is_some(),
+        "the finalizer is the new owner's"
+    );
     let key: RunKey = now.key().unwrap();
     assert_eq!(key.name, "n");
 }

@@ -11,7 +11,10 @@ use kruntimes_proto::{
 use kruntimes_runtimed::caller::Callers;
 use tonic::{Status, metadata::MetadataMap};
 
-use super::common::{FakeServer, Kubernetes, Pod, call, pod::{assigned, request}};
+use super::common::{
+    FakeServer, Kubernetes, Pod, call,
+    pod::{assigned, request},
+};
 
 async fn ready() -> (Pod, kruntimes_api::Run) {
     let pod = Pod::start().await;
@@ -28,9 +31,22 @@ async fn a_call_reaches_the_function_and_its_answer_comes_back() {
     let response = response.into_inner();
     assert_eq!(response.output, "{\"a\":1}");
     assert_eq!(response.invocation_id, "inv_test");
-    assert_eq!(response.registration.unwrap().registration_id, "", "the id stays in the Pod");
-    let [invoked] = &pod.server.invoked()[..] else { panic!("once") };
-    assert!(invoked.registration.as_ref().unwrap().registration_id.starts_with("reg_"));
+    assert_eq!(
+        response.registration.unwrap().registration_id,
+        "",
+        "the id stays in the Pod"
+    );
+    let [invoked] = &pod.server.invoked()[..] else {
+        panic!("once")
+    };
+    assert!(
+        invoked
+            .registration
+            .as_ref()
+            .unwrap()
+            .registration_id
+            .starts_with("reg_")
+    );
     assert_eq!(invoked.timeout_millis, 20_000);
 }
 
@@ -58,7 +74,10 @@ async fn one_call_at_a_time_and_the_second_is_told_how_long_contract_3_4() {
     let (first, busy) = tokio::join!(first, second);
     assert_eq!(first.unwrap().into_inner().output, "wait");
     assert_eq!((busy.reason, busy.dispatched), (Reason::Busy, Dispatched::No));
-    assert!(busy.busy_at_most.is_some_and(|left| left.as_millis() <= 20_000), "{busy:?}");
+    assert!(
+        busy.busy_at_most.is_some_and(|left| left.as_millis() <= 20_000),
+        "{busy:?}"
+    );
     pod.invoke(&run, "3").await.unwrap();
 }
 
@@ -100,7 +119,10 @@ async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
         tokio::task::yield_now().await;
     }
     let line = pod.audit.all().remove(0);
-    assert_eq!((line["outcome"].as_str(), line["code"].as_str()), (Some("CallerGone"), Some("Cancelled")));
+    assert_eq!(
+        (line["outcome"].as_str(), line["code"].as_str()),
+        (Some("CallerGone"), Some("Cancelled"))
+    );
     call(channel, request(&run, "2")).await.unwrap();
 }
 
@@ -108,12 +130,32 @@ async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
 async fn a_custom_server_s_bare_codes_get_their_meaning_contract_3_5() {
     let (pod, run) = ready().await;
     for (status, reason, dispatched) in [
-        (Status::unknown("ValueError"), Reason::HandlerError, Dispatched::Yes),
+        (
+            Status::unknown("ValueError"),
+            Reason::HandlerError,
+            Dispatched::Yes,
+        ),
         (Status::aborted("exit 1"), Reason::WorkerExited, Dispatched::Yes),
-        (Status::out_of_range("NaN"), Reason::InvalidOutput, Dispatched::Yes),
-        (Status::invalid_argument("depth"), Reason::InvalidPayload, Dispatched::No),
-        (Status::deadline_exceeded("20 s"), Reason::DeadlineExceeded, Dispatched::Yes),
-        (Status::unavailable("starting"), Reason::ServerUnavailable, Dispatched::No),
+        (
+            Status::out_of_range("NaN"),
+            Reason::InvalidOutput,
+            Dispatched::Yes,
+        ),
+        (
+            Status::invalid_argument("depth"),
+            Reason::InvalidPayload,
+            Dispatched::No,
+        ),
+        (
+            Status::deadline_exceeded("20 s"),
+            Reason::DeadlineExceeded,
+            Dispatched::Yes,
+        ),
+        (
+            Status::unavailable("starting"),
+            Reason::ServerUnavailable,
+            Dispatched::No,
+        ),
         (Status::resource_exhausted("busy"), Reason::Busy, Dispatched::No),
     ] {
         pod.server.answer_once(status);
@@ -121,7 +163,10 @@ async fn a_custom_server_s_bare_codes_get_their_meaning_contract_3_5() {
         assert_eq!((failure.reason, failure.dispatched), (reason, dispatched));
     }
     pod.invoke(&run, "1").await.unwrap();
-    assert!(pod.kubernetes.run("n").unwrap().is_ready(), "failures of calls are none of the Run");
+    assert!(
+        pod.kubernetes.run("n").unwrap().is_ready(),
+        "failures of calls are none of the Run"
+    );
 }
 
 #[tokio::test]
@@ -137,14 +182,23 @@ async fn a_failure_of_ours_passes_whole() {
 async fn bodies_of_a_mebibyte_pass_and_larger_ones_are_refused() {
     let (pod, run) = ready().await;
     let large = "x".repeat(limits::INPUT_BYTES);
-    assert_eq!(pod.invoke(&run, &large).await.unwrap().output.len(), limits::INPUT_BYTES);
+    assert_eq!(
+        pod.invoke(&run, &large).await.unwrap().output.len(),
+        limits::INPUT_BYTES
+    );
     let failure = pod.invoke(&run, &format!("{large}x")).await.unwrap_err();
-    assert_eq!((failure.reason, failure.component), (Reason::InvalidPayload, Component::Runtimed));
+    assert_eq!(
+        (failure.reason, failure.component),
+        (Reason::InvalidPayload, Component::Runtimed)
+    );
     pod.server.set_output(InvokeFunctionResponse {
         output: vec![b'x'; limits::OUTPUT_BYTES + 1].into(),
         ..InvokeFunctionResponse::default()
     });
-    assert_eq!(pod.invoke(&run, "1").await.unwrap_err().reason, Reason::InvalidOutput);
+    assert_eq!(
+        pod.invoke(&run, "1").await.unwrap_err().reason,
+        Reason::InvalidOutput
+    );
     pod.server.set_output(InvokeFunctionResponse {
         output: vec![b'x'; limits::OUTPUT_BYTES].into(),
         outputs: (0..7).map(|it| (it.to_string(), "v".repeat(8 * 1024))).collect(),
@@ -162,11 +216,17 @@ async fn every_call_is_one_audit_line_without_bodies_contract_6_5() {
     let audit = pod.audit.clone();
     assert!(pod.stop().await.is_clean());
     let lines = audit.all();
-    let told: Vec<_> = lines.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
+    let told: Vec<_> = lines
+        .iter()
+        .map(|line| line["outcome"].as_str().unwrap())
+        .collect();
     assert_eq!(told, ["ok", "HandlerError"]);
     for line in &lines {
         assert_eq!(line["run"].as_str(), run.metadata.uid.as_deref());
-        assert_eq!((line["runtime"].as_str(), line["invocationId"].as_str()), (Some("python"), Some("inv_test")));
+        assert_eq!(
+            (line["runtime"].as_str(), line["invocationId"].as_str()),
+            (Some("python"), Some("inv_test"))
+        );
         assert!(!line.to_string().contains("secret") && !line.to_string().contains("boom"));
     }
 }
@@ -187,7 +247,10 @@ async fn the_owner_asks_again_whether_the_caller_may_contract_3_6() {
     let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(Nobody)).await;
     pod.kubernetes.put(&assigned("n").build());
     let run = pod.kubernetes.ready("n").await;
-    assert_eq!(pod.invoke(&run, "1").await.unwrap_err().reason, Reason::PermissionDenied);
+    assert_eq!(
+        pod.invoke(&run, "1").await.unwrap_err().reason,
+        Reason::PermissionDenied
+    );
     assert!(pod.server.invoked().is_empty());
 }
 
@@ -197,7 +260,10 @@ async fn a_registration_the_server_lost_is_not_dispatched_and_is_looked_at_at_on
     pod.server.restart();
     let failure = pod.invoke(&run, "1").await.unwrap_err();
     // The poll may have been faster; either way nothing ran.
-    assert!(matches!(failure.reason, Reason::Recovering | Reason::StaleRoute), "{failure:?}");
+    assert!(
+        matches!(failure.reason, Reason::Recovering | Reason::StaleRoute),
+        "{failure:?}"
+    );
     assert_eq!(failure.dispatched, Dispatched::No);
     pod.kubernetes.until_reason("n", "RegistrationFailed").await;
 }

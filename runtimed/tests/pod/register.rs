@@ -26,14 +26,29 @@ async fn an_assigned_run_becomes_ready() {
     assert_eq!(endpoint.ca_bundle.as_ref().unwrap().0, b"PEM");
     assert!(status.start_time.is_some());
     let ready = run.condition("Ready").unwrap();
-    assert_eq!((ready.reason.as_str(), ready.observed_generation), ("FunctionRegistered", Some(1)));
-    assert_eq!(run.metadata.finalizers.as_deref(), Some(&[FINALIZER.to_owned()][..]));
-    let [registered] = &pod.server.registered()[..] else { panic!("registered once") };
-    assert_eq!((registered.handler.as_str(), registered.registration_attempt), ("main.handler", 1));
+    assert_eq!(
+        (ready.reason.as_str(), ready.observed_generation),
+        ("FunctionRegistered", Some(1))
+    );
+    assert_eq!(
+        run.metadata.finalizers.as_deref(),
+        Some(&[FINALIZER.to_owned()][..])
+    );
+    let [registered] = &pod.server.registered()[..] else {
+        panic!("registered once")
+    };
+    assert_eq!(
+        (registered.handler.as_str(), registered.registration_attempt),
+        ("main.handler", 1)
+    );
     assert_eq!(registered.env["KRUNTIME_RUN_UID"], uid);
     let code = std::fs::read_to_string(format!("{}/main.py", registered.working_dir)).unwrap();
     assert!(code.starts_with("def handler"));
-    assert_eq!(pod.kubernetes.writes(), ["run n", "status n", "status n"], "finalizer, claim, Ready");
+    assert_eq!(
+        pod.kubernetes.writes(),
+        ["run n", "status n", "status n"],
+        "finalizer, claim, Ready"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -42,7 +57,10 @@ async fn the_heartbeat_tells_modes_and_goes_with_the_pod_contract_6_7() {
     pod.app.readiness.ready().await;
     let lease = pod.kubernetes.lease("runtimed-pod-a").unwrap();
     assert_eq!(lease["metadata"]["annotations"]["kruntimes.io/modes"], "function");
-    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], fixtures::uid("pod-a"));
+    assert_eq!(
+        lease["metadata"]["ownerReferences"][0]["uid"],
+        fixtures::uid("pod-a")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,7 +77,8 @@ async fn nothing_is_written_while_nothing_changes_contract_6_7() {
 #[tokio::test(start_paused = true)]
 async fn another_pod_s_run_is_left_alone() {
     let pod = Pod::start().await;
-    pod.kubernetes.put(&fixtures::run("ns", "other").scheduled_on("pod-b").build());
+    pod.kubernetes
+        .put(&fixtures::run("ns", "other").scheduled_on("pod-b").build());
     let reused = assigned("reused")
         .with(|run| run.status.as_mut().unwrap().assigned_pod_uid = Some(fixtures::uid("an older pod-a")))
         .build();
@@ -67,7 +86,11 @@ async fn another_pod_s_run_is_left_alone() {
     pod.kubernetes.put(&assigned("mine").build());
     pod.kubernetes.ready("mine").await;
     let about_mine = |write: &String| write.ends_with(" mine");
-    assert!(pod.kubernetes.writes().iter().all(about_mine), "{:?}", pod.kubernetes.writes());
+    assert!(
+        pod.kubernetes.writes().iter().all(about_mine),
+        "{:?}",
+        pod.kubernetes.writes()
+    );
 }
 
 /// Bug scenario 16: never callable before the server is ready.
@@ -82,7 +105,11 @@ async fn it_is_not_ready_before_the_server_says_so() {
     assert_eq!(run.phase(), Phase::Running);
     pod.server.set_all(State::Ready);
     pod.kubernetes.ready("n").await;
-    assert_eq!(pod.server.live().len(), 1, "one registration, however often it was asked for");
+    assert_eq!(
+        pod.server.live().len(),
+        1,
+        "one registration, however often it was asked for"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,13 +122,20 @@ async fn what_does_not_fit_is_handed_back_and_fits_later() {
     pod.kubernetes.put(&assigned("c").build());
     let refused = pod.kubernetes.until_reason("c", "CapacityRefused").await;
     let status = refused.status.as_ref().unwrap();
-    assert_eq!((refused.phase(), status.released_attempt), (Phase::Scheduled, Some(1)));
+    assert_eq!(
+        (refused.phase(), status.released_attempt),
+        (Phase::Scheduled, Some(1))
+    );
     assert!(status.message.as_ref().unwrap().contains("runs"), "{status:?}");
     assert_eq!(refused.metadata.finalizers, None);
-    pod.kubernetes.edit("a", |run| run.spec.cancel_requested = Some(true));
-    pod.kubernetes.until("a", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled)).await;
+    pod.kubernetes
+        .edit("a", |run| run.spec.cancel_requested = Some(true));
+    pod.kubernetes
+        .until("a", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled))
+        .await;
     // As the scheduler does after a release: another attempt.
-    pod.kubernetes.edit("c", |run| run.status.as_mut().unwrap().attempt = Some(2));
+    pod.kubernetes
+        .edit("c", |run| run.status.as_mut().unwrap().attempt = Some(2));
     pod.kubernetes.ready("c").await;
 }
 
@@ -109,25 +143,36 @@ async fn what_does_not_fit_is_handed_back_and_fits_later() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_start_is_released_and_forgotten_by_the_next_attempt() {
     let pod = Pod::start().await;
-    pod.server.starts(Starts::Failed("ImportError: no such module".to_owned()));
+    pod.server
+        .starts(Starts::Failed("ImportError: no such module".to_owned()));
     pod.kubernetes.put(&assigned("n").build());
     let failed = pod.kubernetes.until_reason("n", "RegistrationFailed").await;
     let status = failed.status.as_ref().unwrap();
     assert_eq!(status.released_attempt, Some(1));
     assert!(status.message.as_ref().unwrap().contains("ImportError"));
-    assert_eq!(failed.phase(), Phase::Running, "whether it is tried again is the scheduler's decision");
+    assert_eq!(
+        failed.phase(),
+        Phase::Running,
+        "whether it is tried again is the scheduler's decision"
+    );
     assert!(pod.server.live().is_empty() && pod.records() == 0 && !pod.has_directory(&failed));
     pod.server.starts(Starts::Ready);
-    pod.kubernetes.edit("n", |run| run.status.as_mut().unwrap().attempt = Some(2));
+    pod.kubernetes
+        .edit("n", |run| run.status.as_mut().unwrap().attempt = Some(2));
     let ready = pod.kubernetes.ready("n").await;
-    assert!(!serde_json::to_string(&ready.status).unwrap().contains("ImportError"));
+    assert!(
+        !serde_json::to_string(&ready.status)
+            .unwrap()
+            .contains("ImportError")
+    );
     assert_eq!(pod.server.registered().last().unwrap().registration_attempt, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_handler_and_a_bad_path_say_what_is_wrong() {
     let pod = Pod::start().await;
-    pod.server.starts(Starts::Refused("main.py has no function `handler`".to_owned()));
+    pod.server
+        .starts(Starts::Refused("main.py has no function `handler`".to_owned()));
     pod.kubernetes.put(&assigned("handler").build());
     let refused = pod.kubernetes.until_reason("handler", "HandlerInvalid").await;
     assert!(refused.status.unwrap().message.unwrap().contains("no function"));
@@ -144,11 +189,16 @@ async fn tasks_and_servers_without_functions_are_refused_with_a_reason() {
     server.set_unsupported();
     let pod = Pod::with(Kubernetes::new(), server, Arc::new(GatewayIsEnough)).await;
     pod.kubernetes.put(&assigned("function").build());
-    pod.kubernetes.until_reason("function", "FunctionModeUnsupported").await;
+    pod.kubernetes
+        .until_reason("function", "FunctionModeUnsupported")
+        .await;
     pod.kubernetes.put(&assigned("task").task().build());
     let task = pod.kubernetes.until_reason("task", "TaskModeUnsupported").await;
     assert_eq!(task.status.unwrap().released_attempt, Some(1));
-    assert_eq!(pod.kubernetes.lease("runtimed-pod-a").unwrap()["metadata"]["annotations"]["kruntimes.io/modes"], "");
+    assert_eq!(
+        pod.kubernetes.lease("runtimed-pod-a").unwrap()["metadata"]["annotations"]["kruntimes.io/modes"],
+        ""
+    );
 }
 
 /// Bug scenario 18: somebody was faster.
@@ -174,8 +224,16 @@ async fn a_recreated_run_is_another_run() {
     let again = pod.kubernetes.ready("n").await;
     assert_eq!(again.metadata.uid, second.metadata.uid);
     assert!(!pod.has_directory(&first) && pod.has_directory(&again));
-    let registered: Vec<_> = pod.server.registered().iter().map(|it| it.run_uid.clone()).collect();
-    assert_eq!(registered, [first.metadata.uid.unwrap(), again.metadata.uid.unwrap()]);
+    let registered: Vec<_> = pod
+        .server
+        .registered()
+        .iter()
+        .map(|it| it.run_uid.clone())
+        .collect();
+    assert_eq!(
+        registered,
+        [first.metadata.uid.unwrap(), again.metadata.uid.unwrap()]
+    );
 }
 
 /// Bug scenario 12: 410, then a list that misses a Run, then a whole one.
@@ -215,7 +273,11 @@ async fn a_silent_server_is_recovering_until_it_speaks() {
     pod.kubernetes.ready("n").await;
     pod.server.set_silent(true);
     let silent = pod.kubernetes.until_reason("n", "Recovering").await;
-    assert_eq!(silent.status.unwrap().released_attempt, None, "nobody knows that it has let go");
+    assert_eq!(
+        silent.status.unwrap().released_attempt,
+        None,
+        "nobody knows that it has let go"
+    );
     pod.server.set_silent(false);
     pod.kubernetes.ready("n").await;
     assert_eq!(pod.server.registered().len(), 1);

@@ -36,7 +36,13 @@ impl Doomed {
 }
 
 async fn again(kubernetes: &Kubernetes, server: &FakeServer, disk: Arc<tempfile::TempDir>) -> Pod {
-    Pod::on(kubernetes.clone(), server.clone(), Arc::new(GatewayIsEnough), disk).await
+    Pod::on(
+        kubernetes.clone(),
+        server.clone(),
+        Arc::new(GatewayIsEnough),
+        disk,
+    )
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,9 +60,15 @@ async fn live_runs_are_registered_again_and_published_under_the_new_key() {
     kubernetes.until("n", published).await;
     let after = kubernetes.run("n").unwrap();
     assert_ne!(before.status.unwrap().owner.unwrap().peer_key, owner.peer_key);
-    assert_eq!(after.status.as_ref().unwrap().attempt, Some(1), "a restart costs no attempt");
+    assert_eq!(
+        after.status.as_ref().unwrap().attempt,
+        Some(1),
+        "a restart costs no attempt"
+    );
     assert_eq!(server.live(), ["reg_1"], "the same registration");
-    let [first, second] = &server.registered()[..] else { panic!("asked twice") };
+    let [first, second] = &server.registered()[..] else {
+        panic!("asked twice")
+    };
     assert_eq!(first, second);
     pod.invoke(&after, "1").await.unwrap();
 }
@@ -74,12 +86,18 @@ async fn what_is_not_live_any_more_is_unregistered() {
     kubernetes.edit("cancelled", |run| run.spec.cancel_requested = Some(true));
     let pod = again(&kubernetes, &server, disk).await;
     kubernetes
-        .until("cancelled", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled))
+        .until("cancelled", |run| {
+            run.is_some_and(|run| run.phase() == Phase::Cancelled)
+        })
         .await;
     while !server.live().is_empty() || pod.records() > 0 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(kubernetes.run("moved").unwrap().phase(), Phase::Ready, "not ours to write");
+    assert_eq!(
+        kubernetes.run("moved").unwrap().phase(),
+        Phase::Ready,
+        "not ours to write"
+    );
 }
 
 /// The answer to RegisterFunction never came: the id is learned by asking again.

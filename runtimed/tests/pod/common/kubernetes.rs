@@ -146,7 +146,10 @@ impl Kubernetes {
                 changed.await;
             }
         };
-        if tokio::time::timeout(Duration::from_secs(3600), wait).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(3600), wait)
+            .await
+            .is_err()
+        {
             panic!("never as wanted: {:#?}", self.run(name));
         }
     }
@@ -160,7 +163,8 @@ impl Kubernetes {
     /// Waits until the Ready condition has this reason.
     pub(crate) async fn until_reason(&self, name: &str, reason: &str) -> Run {
         let has = |run: Option<&Run>| {
-            run.and_then(|run| run.condition("Ready")).is_some_and(|it| it.reason == reason)
+            run.and_then(|run| run.condition("Ready"))
+                .is_some_and(|it| it.reason == reason)
         };
         self.until(name, has).await;
         self.run(name).expect("it exists")
@@ -191,11 +195,16 @@ type Params = BTreeMap<String, String>;
 /// Of what kube writes, only `=` in a selector is escaped.
 fn params(query: &str) -> Params {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(key, value)| (key.to_owned(), value.replace("%3D", "="))).collect()
+    pairs
+        .map(|(key, value)| (key.to_owned(), value.replace("%3D", "=")))
+        .collect()
 }
 
 fn selected(params: &Params, run: &Value) -> bool {
-    let selector = params.get("fieldSelector").map(String::as_str).unwrap_or_default();
+    let selector = params
+        .get("fieldSelector")
+        .map(String::as_str)
+        .unwrap_or_default();
     let pod = selector.strip_prefix("status.assignedPod=");
     pod.is_none_or(|pod| run["status"]["assignedPod"] == json!(pod))
 }
@@ -207,7 +216,10 @@ async fn list_or_watch(State(kubernetes): State<Kubernetes>, RawQuery(query): Ra
         return failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
     }
     if params.get("watch").is_some_and(|it| it == "true") {
-        let from: u64 = params.get("resourceVersion").and_then(|it| it.parse().ok()).unwrap_or(0);
+        let from: u64 = params
+            .get("resourceVersion")
+            .and_then(|it| it.parse().ok())
+            .unwrap_or(0);
         drop(store);
         return Body::from_stream(events(kubernetes, params, from)).into_response();
     }
@@ -230,46 +242,49 @@ fn events(
     params: Params,
     from: u64,
 ) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> {
-    futures::stream::unfold((kubernetes, params, from, false), |(kubernetes, params, mut at, over)| async move {
-        if over {
-            return None;
-        }
-        loop {
-            let shared = Arc::clone(&kubernetes.0);
-            let changed = shared.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            {
-                let store = kubernetes.store();
-                if store.down {
-                    return None;
-                }
-                if at < store.gone_before {
-                    let event = json!({ "type": "ERROR", "object": {
+    futures::stream::unfold(
+        (kubernetes, params, from, false),
+        |(kubernetes, params, mut at, over)| async move {
+            if over {
+                return None;
+            }
+            loop {
+                let shared = Arc::clone(&kubernetes.0);
+                let changed = shared.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                {
+                    let store = kubernetes.store();
+                    if store.down {
+                        return None;
+                    }
+                    if at < store.gone_before {
+                        let event = json!({ "type": "ERROR", "object": {
                         "kind": "Status", "apiVersion": "v1", "status": "Failure",
                         "message": "too old resource version", "reason": "Expired", "code": 410 } });
+                        drop(store);
+                        return Some((Ok(line(&event)), (kubernetes, params, at, true)));
+                    }
+                    let next = store.history.iter().find(|(version, ..)| *version > at).cloned();
                     drop(store);
-                    return Some((Ok(line(&event)), (kubernetes, params, at, true)));
+                    if let Some((version, before, after)) = next {
+                        at = version;
+                        let was = before.as_ref().is_some_and(|run| selected(&params, run));
+                        let is = after.as_ref().is_some_and(|run| selected(&params, run));
+                        let (kind, object) = match (was, is) {
+                            (false, false) => continue,
+                            (false, true) => ("ADDED", after),
+                            (true, true) => ("MODIFIED", after),
+                            (true, false) => ("DELETED", after.or(before)),
+                        };
+                        let event = json!({ "type": kind, "object": object });
+                        return Some((Ok(line(&event)), (kubernetes, params, at, false)));
+                    }
                 }
-                let next = store.history.iter().find(|(version, ..)| *version > at).cloned();
-                drop(store);
-                if let Some((version, before, after)) = next {
-                    at = version;
-                    let was = before.as_ref().is_some_and(|run| selected(&params, run));
-                    let is = after.as_ref().is_some_and(|run| selected(&params, run));
-                    let (kind, object) = match (was, is) {
-                        (false, false) => continue,
-                        (false, true) => ("ADDED", after),
-                        (true, true) => ("MODIFIED", after),
-                        (true, false) => ("DELETED", after.or(before)),
-                    };
-                    let event = json!({ "type": kind, "object": object });
-                    return Some((Ok(line(&event)), (kubernetes, params, at, false)));
-                }
+                changed.await;
             }
-            changed.await;
-        }
-    })
+        },
+    )
 }
 
 fn line(event: &Value) -> Bytes {
@@ -304,7 +319,9 @@ fn patched(kubernetes: &Kubernetes, name: &str, body: &[u8], is_status: bool) ->
     if store.down {
         return failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
     }
-    store.writes.push(format!("{} {name}", if is_status { "status" } else { "run" }));
+    store
+        .writes
+        .push(format!("{} {name}", if is_status { "status" } else { "run" }));
     let Some(before) = store.runs.get(name).cloned() else {
         return failure(StatusCode::NOT_FOUND, "NotFound");
     };
@@ -323,6 +340,13 @@ fn patched(kubernetes: &Kubernetes, name: &str, body: &[u8], is_status: bool) ->
     let mut after = before.clone();
     let part = if is_status { "status" } else { "metadata" };
     merge(&mut after[part], &patch[part]);
+    if !has_finalizers(&after) {
+        // Kubernetes keeps no empty list.
+        after["metadata"]
+            .as_object_mut()
+            .expect("an object")
+            .remove("finalizers");
+    }
     let ended = |run: &Value| {
         let phase = run["status"]["phase"].as_str().unwrap_or_default().to_owned();
         matches!(phase.as_str(), "Succeeded" | "Failed" | "Timeout" | "Cancelled").then_some(phase)
@@ -355,7 +379,9 @@ async fn write_lease(
 }
 
 fn has_finalizers(run: &Value) -> bool {
-    run["metadata"]["finalizers"].as_array().is_some_and(|it| !it.is_empty())
+    run["metadata"]["finalizers"]
+        .as_array()
+        .is_some_and(|it| !it.is_empty())
 }
 
 fn merge(target: &mut Value, patch: &Value) {

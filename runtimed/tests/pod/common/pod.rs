@@ -26,10 +26,7 @@ use kruntimes_runtimed::{
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use serde_json::Value;
 use tempfile::TempDir;
-use tonic::{
-    Request, Response, Status,
-    transport::Channel,
-};
+use tonic::{Request, Response, Status, transport::Channel};
 
 use super::{FakeServer, Kubernetes};
 
@@ -51,7 +48,9 @@ impl Lines {
     pub(crate) fn all(&self) -> Vec<Value> {
         let bytes = self.0.lock().expect("not poisoned").clone();
         let text = String::from_utf8(bytes).expect("UTF-8");
-        text.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+        text.lines()
+            .map(|line| serde_json::from_str(line).expect("a JSON line"))
+            .collect()
     }
 }
 
@@ -90,7 +89,9 @@ impl Pod {
             server: server.client(),
             audit: Box::new(audit.clone()),
         };
-        let app = App::start(args(disk.path()), Drain::new(), outside).await.expect("started");
+        let app = App::start(args(disk.path()), Drain::new(), outside)
+            .await
+            .expect("started");
         Self {
             kubernetes,
             server,
@@ -126,7 +127,9 @@ impl Pod {
 
     /// How many records the journal has.
     pub(crate) fn records(&self) -> usize {
-        std::fs::read_dir(self.disk.path().join("journal")).expect("a directory").count()
+        std::fs::read_dir(self.disk.path().join("journal"))
+            .expect("a directory")
+            .count()
     }
 }
 
@@ -141,7 +144,11 @@ pub(crate) async fn dial(
     peer_key: &str,
 ) -> Channel {
     let identity = Arc::new(RotatingIdentity::fixed(Arc::clone(gateway)));
-    let dialer = Dialer::new(identity, AddressRule::AllowLocal, std::time::Duration::from_secs(30));
+    let dialer = Dialer::new(
+        identity,
+        AddressRule::AllowLocal,
+        std::time::Duration::from_secs(30),
+    );
     let pin = peer_key.parse().expect("a key");
     dialer.dial(hop, &pin).await.expect("a connection")
 }
@@ -213,7 +220,11 @@ fn trust_a_gateway(dir: &Path) -> Arc<rustls::sign::CertifiedKey> {
     let key = KeyPair::generate().expect("a key");
     let ca = params.self_signed(&key).expect("a certificate").pem();
     let issuer = Issuer::new(params, key);
-    for (name, text) in [("url", "https://gateway.example"), ("ca.crt", "PEM"), ("peer-ca.crt", &ca)] {
+    for (name, text) in [
+        ("url", "https://gateway.example"),
+        ("ca.crt", "PEM"),
+        ("peer-ca.crt", &ca),
+    ] {
         std::fs::write(dir.join(name), text).expect("written");
     }
     let mut params = CertificateParams::default();

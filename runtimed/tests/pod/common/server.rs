@@ -102,7 +102,9 @@ impl FakeServer {
         spawn(async move { serve.await.expect("the fake server serves") });
         let connector = tower::service_fn(move |_: http::Uri| {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
-            let dialled = dial.send(Ok(theirs)).map_err(|_| std::io::Error::other("the server is gone"));
+            let dialled = dial
+                .send(Ok(theirs))
+                .map_err(|_| std::io::Error::other("the server is gone"));
             std::future::ready(dialled.map(|()| hyper_util::rt::TokioIo::new(ours)))
         });
         let channel = Endpoint::from_static("http://runtime-server").connect_with_connector_lazy(connector);
@@ -167,7 +169,11 @@ impl FakeServer {
 
     /// Ids of what is registered now.
     pub(crate) fn live(&self) -> Vec<String> {
-        self.state().registrations.values().map(|it| it.id.clone()).collect()
+        self.state()
+            .registrations
+            .values()
+            .map(|it| it.id.clone())
+            .collect()
     }
 
     /// Waits until so many calls have begun.
@@ -212,7 +218,10 @@ impl FakeServer {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test's own task, which ends with its runtime")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test's own task, which ends with its runtime"
+)]
 fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(task);
 }
