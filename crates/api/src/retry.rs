@@ -57,13 +57,12 @@ pub fn next(
     } else {
         failed_before.max(0).saturating_add(1)
     };
-    let attempts = policy
-        .and_then(|policy| policy.max_attempts)
-        .unwrap_or(if mode.function.is_some() {
-            FUNCTION_ATTEMPTS
-        } else {
-            TASK_ATTEMPTS
-        });
+    let usual = if mode.function.is_some() {
+        FUNCTION_ATTEMPTS
+    } else {
+        TASK_ATTEMPTS
+    };
+    let attempts = policy.and_then(|policy| policy.max_attempts).unwrap_or(usual);
     let reasons = policy
         .and_then(|policy| policy.retryable_reasons.as_deref())
         .unwrap_or_default();
