@@ -96,7 +96,7 @@ mod tests {
         let slot = Slot::default();
         let until = Instant::now() + Duration::from_secs(3);
         let first = slot.take(until).expect("free");
-        assert_eq!(slot.clone().take(until).err(), Some(Busy { until }));
+        assert_eq!(slot.take(until).err(), Some(Busy { until }));
         drop(first);
         assert!(slot.is_free());
         let _second = slot.take(until).expect("free again");

@@ -242,7 +242,7 @@ mod tests {
         let dir = workspace.prepare(uid, &run).unwrap();
         symlink(outside.path(), dir.join("link")).unwrap();
         fs::create_dir_all(dir.join("closed/inner")).unwrap();
-        fs::set_permissions(dir.join("closed"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(dir.join("closed"), fs::Permissions::from_mode(0o000)).unwrap();
         // As root nothing is closed; as anybody else this needs the second attempt.
         workspace.remove(uid).unwrap();
         assert!(!dir.exists() && outside.path().join("kept").exists());
