@@ -106,7 +106,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
     let routes = Arc::new(Shared::new(config.scopes.iter().cloned()));
     let age = watch::start(&kube, &config.scopes, &routes, &readiness, &drain)?;
     let admission = Admission::new(args.max_in_flight, args.max_in_flight_per_namespace);
-    let channels = Arc::new(Channels::new(dialer(args, &readiness, &drain)));
+    let channels = Arc::new(Channels::new(dialer(args, &readiness, &drain), config.rested));
     sweep(&channels, &routes, &drain);
     let certificates = serving_certificate(args, &readiness, &metrics, &drain);
     let admin = admin(

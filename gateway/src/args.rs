@@ -7,7 +7,11 @@ use kruntimes_authz::Caps;
 use kruntimes_ops::args::{OpsArgs, parse_duration};
 use kruntimes_proto::limits;
 
-use crate::{hop::client::CallerCredential, request::Timeouts, routes::table::Scope};
+use crate::{
+    hop::{channels::RESTED, client::CallerCredential},
+    request::Timeouts,
+    routes::table::Scope,
+};
 
 /// HTTPS gateway of kruntimes: calls functions by their UID.
 #[derive(Debug, Clone, Parser)]
@@ -107,6 +111,8 @@ pub struct Config {
     pub scopes: Vec<Scope>,
     /// How long callers may take.
     pub patience: Patience,
+    /// After how long without calls a connection to an owner is tried before use.
+    pub rested: Duration,
 }
 
 /// How long a caller may keep a connection waiting.
@@ -195,6 +201,7 @@ impl Args {
             },
             scopes,
             patience: Patience::default(),
+            rested: RESTED,
             args: self,
         })
     }

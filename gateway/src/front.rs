@@ -55,9 +55,13 @@ pub struct Connection {
     active: watch::Sender<usize>,
 }
 
-/// How much of a body that nobody wants is read before answering, so that the answer is not lost (C-3.5).
+/// How much of a body that nobody wants is read before answering over HTTP/2, so that the answer is not lost
+/// (C-3.5).
 const DRAIN_BYTES: usize = 64 * 1024;
-/// How long that may take.
+/// How much of it is read after an answer, before closing on a client that has not stopped sending: a body a
+/// little over the limit, as honest mistakes are.
+const LINGER_BYTES: usize = 2 * limits::INPUT_BYTES;
+/// How long either may take.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 /// Windows for callers: what a stranger can make this process hold, per stream and per connection.
 const STREAM_WINDOW: u32 = 128 * 1024;
@@ -329,13 +333,13 @@ impl Connection {
         stopping: bool,
     ) -> pingora_core::Result<()> {
         let unread = !reply.close && !session.is_body_done();
-        let waits = session.is_http2() || unread && !request::expects_continue(&session.req_header().headers);
+        let sends = session.is_http2() || unread && !request::expects_continue(&session.req_header().headers);
         if reply.close || stopping {
             session.set_keepalive(None);
         }
         // Over HTTP/2 an answer is followed by a reset of what is still being sent, and then lost.
         if unread && session.is_http2() {
-            discard(session).await;
+            discard(session, DRAIN_BYTES).await;
         }
         session.set_write_timeout(Some(self.front.patience.write));
         let mut head = ResponseHeader::build(reply.status, Some(reply.headers.len() + 4))?;
@@ -352,8 +356,8 @@ impl Connection {
         };
         session.write_response_body(body, true).await?;
         // Closing on a client that still sends makes its kernel forget the answer.
-        if unread && waits {
-            discard(session).await;
+        if unread && sends {
+            discard(session, LINGER_BYTES).await;
         }
         Ok(())
     }
@@ -449,9 +453,7 @@ fn refuse_head(error: &pingora_core::Error) -> Read {
             if cause.contains("too many headers") || context.starts_with("Request header larger") {
                 Read::Refused(InvokeError::HeadersTooLarge)
             } else {
-                Read::Refused(InvokeError::BadRequest(
-                    "the head is not HTTP/1.1 as this server accepts it",
-                ))
+                Read::Refused(InvokeError::BadRequest("its head is malformed"))
             }
         }
         _ => Read::Nothing,
@@ -482,10 +484,10 @@ async fn caller_gone(session: &mut ServerSession) {
 }
 
 /// Reads a bounded part of a body and throws it away.
-async fn discard(session: &mut ServerSession) {
+async fn discard(session: &mut ServerSession, most: usize) {
     let read = async {
         let mut bytes = 0;
-        while bytes < DRAIN_BYTES && !session.is_body_done() {
+        while bytes < most && !session.is_body_done() {
             match session.read_request_body().await {
                 Ok(Some(chunk)) => bytes += chunk.len(),
                 Ok(None) | Err(_) => break,

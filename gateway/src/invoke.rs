@@ -253,7 +253,9 @@ mod tests {
         }
     }
 
-    fn path(fakes: Fakes) -> (Arc<Fakes>, Invoke<Arc<Fakes>, Arc<Fakes>, Arc<Fakes>>) {
+    type Faked = Invoke<Arc<Fakes>, Arc<Fakes>, Arc<Fakes>>;
+
+    fn path(fakes: Fakes) -> (Arc<Fakes>, Faked) {
         let fakes = Arc::new(fakes);
         let invoke = Invoke {
             routes: Arc::clone(&fakes),

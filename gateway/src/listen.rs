@@ -98,7 +98,8 @@ impl Listener {
         // Closing the socket comes first, so that nobody gets a connection that would not be served.
         drop(self.socket);
         stop.send_replace(true);
-        // The receivers must go on seeing the value: the sender lives as long as they do.
+        // Connections must go on seeing the value: the sender lives as long as they do.
+        drop(stopping);
         stop.closed().await;
     }
 }

@@ -1,7 +1,7 @@
 //! Who may call, and what is asked of Kubernetes for it (C-3.6, C-1.2).
 
-use bytes::Bytes;
 use crate::common::{ALICE, Api, Caller, MALLORY, World, config, pki, start};
+use bytes::Bytes;
 use http::{Request, Version};
 use http_body_util::Full;
 use kruntimes_gateway::app;

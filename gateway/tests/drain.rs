@@ -48,7 +48,10 @@ async fn running_calls_finish_and_then_it_ends_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readiness_fails_before_the_listener_closes() {
     let world = World::start().await;
-    let gateway = start(world.dirs.path(), &world.api, &["--shutdown-delay", "1s"], |_| {}).await;
+    let gateway = start(world.dirs.path(), &world.api, &[], |config| {
+        config.args.shutdown_delay = Duration::from_secs(1);
+    })
+    .await;
     gateway.readiness.ready().await;
     let function = world.function("demo", "hello");
     let (readiness, caller) = (gateway.readiness.clone(), Caller::new(gateway.https, &world.pki));

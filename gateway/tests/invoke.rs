@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use bytes::Bytes;
 use crate::common::{ALICE, Answer, Caller, MALLORY, World, caller::read_all, eventually, owner, path};
+use bytes::Bytes;
 use http::{Method, Request, Version};
 use http_body_util::Full;
 use kruntimes_api::{fixtures, run::Phase};
@@ -593,6 +593,7 @@ async fn a_busy_function_is_429_and_the_first_call_unharmed() {
     let slot = std::sync::Arc::new(Semaphore::new(1));
     let release = std::sync::Arc::new(tokio::sync::Notify::new());
     let wait = std::sync::Arc::clone(&release);
+    let taken = std::sync::Arc::clone(&slot);
     world.owner.answers(move |request| {
         let (slot, wait) = (std::sync::Arc::clone(&slot), std::sync::Arc::clone(&wait));
         async move {
@@ -605,7 +606,10 @@ async fn a_busy_function_is_429_and_the_first_call_unharmed() {
     });
     let first = caller.call(&function.path, "1");
     let second = async {
-        world.owner.arrived(1).await;
+        eventually("the slot is taken", || async {
+            (taken.available_permits() == 0).then_some(())
+        })
+        .await;
         let answer = caller.call(&function.path, "2").await;
         release.notify_one();
         answer

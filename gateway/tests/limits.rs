@@ -213,3 +213,27 @@ async fn one_namespace_cannot_take_all_places() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_rested_is_tried_before_it_carries_a_call_contract_4() {
+    let world = World::with(&[], |config| config.rested = Duration::ZERO).await;
+    let function = world.function("demo", "hello");
+    let caller = world.caller();
+    for calls in 1..4 {
+        assert_eq!(caller.call(&function.path, "1").await.status, 200);
+        assert_eq!(world.owner.calls().len(), calls, "trying is no call");
+    }
+    world.owner.freeze();
+    // Nobody says that the connection is over. The call must neither hang nor be sent.
+    let answer = caller.call(&function.path, "1").await;
+    assert_eq!(
+        (answer.status, answer.reason().as_str()),
+        (503, "OwnerUnreachable")
+    );
+    assert_eq!(answer.dispatched(), "no");
+    world.owner.thaw();
+    eventually("the owner is found again", || async {
+        (caller.call(&function.path, "1").await.status == 200).then_some(())
+    })
+    .await;
+}

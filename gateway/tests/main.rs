@@ -10,6 +10,7 @@ mod authorization;
 mod drain;
 mod invoke;
 mod limits;
+mod observe;
 mod once;
 mod route_lag;
 mod tls_rotation;

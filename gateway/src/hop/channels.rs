@@ -22,7 +22,7 @@ use crate::routes::Owner;
 /// How long connecting may take, all steps together. Pods answer in milliseconds or not at all.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// A channel that rested longer is tried before it carries a call (contract 4).
-const RESTED: Duration = Duration::from_secs(5);
+pub const RESTED: Duration = Duration::from_secs(5);
 /// How long that may take.
 const TRY_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a failed dial others fail at once for this long, so that they do not queue up for the same end.
@@ -39,6 +39,7 @@ const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Channels {
     dialer: Dialer,
+    rested: Duration,
     slots: Mutex<HashMap<Owner, Arc<Slot>>>,
 }
 
@@ -84,11 +85,12 @@ pub fn endpoint(endpoint: Endpoint) -> Endpoint {
 // === impl Channels ===
 
 impl Channels {
-    /// No channels yet.
+    /// No channels yet. One that carried no call for longer than `rested` is tried before its next.
     #[must_use]
-    pub fn new(dialer: Dialer) -> Self {
+    pub fn new(dialer: Dialer, rested: Duration) -> Self {
         Self {
             dialer,
+            rested,
             slots: Mutex::default(),
         }
     }
@@ -99,7 +101,7 @@ impl Channels {
     /// Says why there is none; nothing of a call was sent.
     pub async fn get(&self, owner: &Owner, deadline: Instant) -> Result<Lease, String> {
         let slot = self.slot(owner);
-        if let Some(lease) = slot.fresh() {
+        if let Some(lease) = slot.fresh(self.rested) {
             return Ok(lease);
         }
         timeout_at(deadline, self.make(owner, slot))
@@ -121,7 +123,7 @@ impl Channels {
     async fn make(&self, owner: &Owner, slot: Arc<Slot>) -> Result<Lease, String> {
         let mut failed = slot.gate.lock().await;
         // Somebody else may have made it meanwhile.
-        if let Some(lease) = slot.fresh() {
+        if let Some(lease) = slot.fresh(self.rested) {
             return Ok(lease);
         }
         if let Some(open) = slot.open.load_full() {
@@ -186,7 +188,7 @@ async fn is_alive(channel: Channel) -> bool {
 
 impl Slot {
     /// A channel that needs no trying.
-    fn fresh(self: &Arc<Self>) -> Option<Lease> {
+    fn fresh(self: &Arc<Self>, enough: Duration) -> Option<Lease> {
         let open = self.open.load_full()?;
         let rested = open.in_use.load(Ordering::Relaxed) == 0
             && open
@@ -194,7 +196,7 @@ impl Slot {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .elapsed()
-                > RESTED;
+                > enough;
         (!rested).then(|| Lease::new(self, &open))
     }
 }

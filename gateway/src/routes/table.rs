@@ -330,7 +330,7 @@ pub(crate) mod tests {
         table.apply(ready(2, "p2"));
         let mut elsewhere = other_life(&ready(1, "p1"));
         elsewhere.key.namespace = "elsewhere".into();
-        table.apply(elsewhere.clone());
+        table.apply(elsewhere);
         assert!(
             !table.reset(&Scope::Namespace("demo".into()), vec![ready(1, "p1")]),
             "the list is older"

@@ -159,7 +159,11 @@ impl Store {
 }
 
 async fn runs(State(inner): State<Arc<Inner>>, uri: Uri) -> Response {
-    let query = uri.query().unwrap_or_default().replace("%21", "!").replace("%3D", "=");
+    let query = uri
+        .query()
+        .unwrap_or_default()
+        .replace("%21", "!")
+        .replace("%3D", "=");
     let query: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
     let namespace = uri
         .path()
@@ -176,11 +180,7 @@ async fn runs(State(inner): State<Arc<Inner>>, uri: Uri) -> Response {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
     if query.get("watch").is_some_and(|watch| *watch == "true") {
-        assert_eq!(
-            query.get("timeoutSeconds").copied(),
-            Some("30"),
-            "C-3.14"
-        );
+        assert_eq!(query.get("timeoutSeconds").copied(), Some("30"), "C-3.14");
         let from = query
             .get("resourceVersion")
             .and_then(|version| version.parse().ok())
@@ -251,7 +251,7 @@ async fn review(State(inner): State<Arc<Inner>>, headers: HeaderMap, Json(review
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let known = token
         .and_then(|token| store.tokens.get(token).copied())
-        .or(store.everybody.then_some(true));
+        .or_else(|| store.everybody.then_some(true));
     if store.down {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }

@@ -95,7 +95,12 @@ pub(crate) fn path(namespace: &str, runtime: &str, uid: &str) -> String {
     format!("/v1/namespaces/{namespace}/runtimes/{runtime}/functions/{uid}:invoke")
 }
 
-pub(crate) async fn start(dir: &Path, api: &Api, flags: &[&str], change: impl FnOnce(&mut Config)) -> Running {
+pub(crate) async fn start(
+    dir: &Path,
+    api: &Api,
+    flags: &[&str],
+    change: impl FnOnce(&mut Config),
+) -> Running {
     app::start(config(dir, flags, change), api.config())
         .await
         .expect("the gateway starts")

@@ -2,7 +2,11 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use futures::future::BoxFuture;
@@ -12,7 +16,7 @@ use kruntimes_proto::executor::{
     RegisterFunctionRequest, RegisterFunctionResponse, UnregisterFunctionRequest, UnregisterFunctionResponse,
     function_runtime_server::{FunctionRuntime, FunctionRuntimeServer},
 };
-use tokio::{net::TcpListener, sync::watch, task::AbortHandle};
+use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
 use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
 
 use super::Pki;
@@ -24,7 +28,8 @@ pub(crate) struct Owner {
     key: OwnKey,
     address: SocketAddr,
     service: Service,
-    server: AbortHandle,
+    process: Mutex<Option<Runtime>>,
+    frozen: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
@@ -42,7 +47,15 @@ impl Owner {
 
     pub(crate) async fn start_at(pki: &Pki, address: &str) -> Self {
         let key = OwnKey::generate().expect("a key");
-        let socket = TcpListener::bind(address).await.expect("a port");
+        // Threads of its own stand for a process of its own: all its connections end with it.
+        let process = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build();
+        let process = process.expect("threads");
+        let address = address.to_owned();
+        let bind = async move { TcpListener::bind(address).await };
+        let socket = process.spawn(bind).await.expect("bound").expect("a port");
         let address = socket.local_addr().expect("an address");
         let incoming = Incoming::new(socket, server_config(&key, pki.peer_trust()).expect("TLS"));
         let service = Service {
@@ -56,8 +69,7 @@ impl Owner {
         let served = FunctionRuntimeServer::new(service.clone())
             .max_decoding_message_size(4 << 20)
             .max_encoding_message_size(4 << 20);
-        #[expect(clippy::disallowed_methods, reason = "ends with the test")]
-        let server = tokio::spawn(async move {
+        process.spawn(async move {
             Server::builder()
                 .add_service(served)
                 .serve_with_incoming(incoming)
@@ -67,7 +79,8 @@ impl Owner {
             key,
             address,
             service,
-            server: server.abort_handle(),
+            process: Mutex::new(Some(process)),
+            frozen: Arc::default(),
         }
     }
 
@@ -113,27 +126,53 @@ impl Owner {
             .expect("the owner lives");
     }
 
+    /// Stops the process without ending it: its connections stay and say nothing.
+    pub(crate) fn freeze(&self) {
+        let (asleep, wait) = std::sync::mpsc::channel();
+        let frozen = Arc::clone(&self.frozen);
+        frozen.store(true, Ordering::SeqCst);
+        let process = self.process.lock().expect("not poisoned");
+        process.as_ref().expect("running").spawn(async move {
+            asleep.send(()).expect("the test waits");
+            while frozen.load(Ordering::SeqCst) {
+                // Blocks the only thread on purpose.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        wait.recv().expect("the thread is blocked");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.frozen.store(false, Ordering::SeqCst);
+    }
+
     /// Ends the process, as far as others can see.
     pub(crate) fn stop(&self) {
-        self.server.abort();
+        self.thaw();
+        if let Some(process) = self.process.lock().expect("not poisoned").take() {
+            process.shutdown_background();
+        }
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.server.abort();
+        self.stop();
     }
 }
 
 /// Gives the input back.
-#[expect(clippy::result_large_err, reason = "the type of gRPC")]
 pub(crate) fn echo(request: InvokeFunctionRequest) -> Answer {
     let input = request.input.clone();
     output(request, input, "application/json")
 }
 
-#[expect(clippy::result_large_err, reason = "the type of gRPC")]
-pub(crate) fn output(request: InvokeFunctionRequest, body: impl Into<bytes::Bytes>, content_type: &str) -> Answer {
+pub(crate) fn output(
+    request: InvokeFunctionRequest,
+    body: impl Into<bytes::Bytes>,
+    content_type: &str,
+) -> Answer {
     let mut response = Response::new(InvokeFunctionResponse {
         registration: request.registration,
         invocation_id: request.invocation_id,
