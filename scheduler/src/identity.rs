@@ -81,7 +81,7 @@ impl Identity {
     /// Runs until dropped.
     pub(crate) async fn run(self) {
         loop {
-            let pause = match self.look(Timestamp::now()).await {
+            let pause = match self.look(seconds(Timestamp::now())).await {
                 Ok(true) => LOOK,
                 Ok(false) => LOOK_SOON,
                 // Another term's scheduler was first: read what it made.
@@ -351,6 +351,11 @@ fn due(known: Option<&Stored>, life: Duration, now: Timestamp) -> bool {
     let Some(end) = known.not_after else { return true };
     let left = Duration::try_from(end.duration_since(now)).unwrap_or_default();
     left < life / 3
+}
+
+/// Certificates count in whole seconds.
+fn seconds(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
 fn is_ours(secret: &Secret) -> bool {

@@ -310,6 +310,8 @@ fn deployment(runtime: &Runtime, config: &Config, account: &str, with_replicas: 
     pod.insert("serviceAccountName".to_owned(), json!(account));
     // The token is in a volume that only runtimed mounts; code of functions never sees it.
     pod.insert("automountServiceAccountToken".to_owned(), json!(false));
+    // The variables of Services could be taken for flags (KRUNTIMES_…) or settings (SERVER_…).
+    default(&mut pod, "enableServiceLinks", json!(false));
     let mut security = map(pod.get("securityContext"));
     default(&mut security, "runAsNonRoot", json!(true));
     default(&mut security, "runAsUser", json!(USER));

@@ -202,26 +202,18 @@ pub fn healthy_in(run: &Run, now: Timestamp) -> Option<Duration> {
 
 fn pending(status: &mut RunStatus, reason: &str, message: &str, generation: Option<i64>, now: Timestamp) {
     unschedule(status, reason, message, generation, now);
-    status.set(
-        Says {
-            kind: RUNNING,
-            holds: false,
-            reason,
-            message,
-        },
-        generation,
-        now,
-    );
-    status.set(
-        Says {
-            kind: READY,
-            holds: false,
-            reason: "Recovering",
-            message,
-        },
-        generation,
-        now,
-    );
+    // A Run that was never claimed has no Running condition, and needs none.
+    let claimed = status.conditions.iter().flatten().any(|it| it.type_ == RUNNING);
+    let says = |kind, reason| Says {
+        kind,
+        holds: false,
+        reason,
+        message,
+    };
+    if claimed {
+        status.set(says(RUNNING, reason), generation, now);
+    }
+    status.set(says(READY, "Recovering"), generation, now);
 }
 
 fn unschedule(status: &mut RunStatus, reason: &str, message: &str, generation: Option<i64>, now: Timestamp) {

@@ -309,14 +309,15 @@ fn about(why: Why) -> &'static str {
     }
 }
 
-fn log_write(key: &ObjectKey, why: Why, message: Option<&str>) {
+fn log_write(key: &ObjectKey, why: Why, detail: Option<&str>) {
     let run = Name(key);
+    let about = about(why);
     match why {
-        Why::Waits(_) | Why::Healthy => tracing::debug!(%run, about = about(why), message, "written"),
+        Why::Waits(_) | Why::Healthy => tracing::debug!(%run, about, detail, "status written"),
         Why::NeverFits | Why::Recover(Kind::Exhausted) => {
-            tracing::warn!(%run, about = about(why), message, "the Run has failed");
+            tracing::warn!(%run, about, detail, "the Run has failed");
         }
-        _ => tracing::info!(%run, about = about(why), message, "written"),
+        _ => tracing::info!(%run, about, detail, "status written"),
     }
 }
 
