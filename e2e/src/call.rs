@@ -130,7 +130,9 @@ impl Gateway {
         for certificate in CertificateDer::pem_slice_iter(&self.ca) {
             roots.add(certificate?)?;
         }
-        let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let mut config = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
         config.alpn_protocols = vec![match version {
             Version::Http1 => b"http/1.1".to_vec(),
             Version::Http2 => b"h2".to_vec(),
@@ -154,7 +156,10 @@ impl Answer {
     /// One header as text; empty when absent.
     #[must_use]
     pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
     }
 
     /// A field of the problem document; empty when absent.
@@ -166,11 +171,22 @@ impl Answer {
 
 async fn read(response: http::Response<hyper::body::Incoming>) -> Result<Answer> {
     let (head, body) = response.into_parts();
-    let body = body.collect().await.context("the answer's body broke off")?.to_bytes();
-    Ok(Answer { status: head.status, headers: head.headers, body })
+    let body = body
+        .collect()
+        .await
+        .context("the answer's body broke off")?
+        .to_bytes();
+    Ok(Answer {
+        status: head.status,
+        headers: head.headers,
+        body,
+    })
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test's connection driver ends with its connection")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test's connection driver ends with its connection"
+)]
 fn spawn<F>(connection: F) -> tokio::task::JoinHandle<F::Output>
 where
     F: Future + Send + 'static,

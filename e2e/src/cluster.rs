@@ -28,14 +28,20 @@ pub struct Cluster {
 impl Cluster {
     /// The API server of level `api`, with the CRDs of this tree.
     pub async fn api() -> Result<Self> {
-        let cluster = Self::from_env("KRUNTIMES_API_KUBECONFIG", "dev/up api", "build/api/kubeconfig").await?;
+        let cluster =
+            Self::from_env("KRUNTIMES_API_KUBECONFIG", "dev/up api", "build/api/kubeconfig").await?;
         cluster.install_crds().await?;
         Ok(cluster)
     }
 
     /// The cluster of level `node`, where the charts are installed.
     pub async fn node() -> Result<Self> {
-        Self::from_env("KRUNTIMES_NODE_KUBECONFIG", "dev/up node", "build/node/kubeconfig").await
+        Self::from_env(
+            "KRUNTIMES_NODE_KUBECONFIG",
+            "dev/up node",
+            "build/node/kubeconfig",
+        )
+        .await
     }
 
     async fn from_env(name: &str, up: &str, usual: &str) -> Result<Self> {
@@ -47,8 +53,15 @@ impl Cluster {
         let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         let client = Client::try_from(config.clone())?;
-        client.apiserver_version().await.with_context(|| format!("no API server answers; run `{up}`"))?;
-        Ok(Self { client, config, kubeconfig: path })
+        client
+            .apiserver_version()
+            .await
+            .with_context(|| format!("no API server answers; run `{up}`"))?;
+        Ok(Self {
+            client,
+            config,
+            kubeconfig: path,
+        })
     }
 
     /// The audit log of the API server, one JSON object a line.
@@ -61,9 +74,16 @@ impl Cluster {
         let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         for crd in [kruntimes_api::crd::run(), kruntimes_api::crd::runtime()] {
             let name = crd.metadata.name.clone().context("a CRD has a name")?;
-            api.patch(&name, &PatchParams::apply("kruntimes-e2e").force(), &Patch::Apply(&crd)).await?;
+            api.patch(
+                &name,
+                &PatchParams::apply("kruntimes-e2e").force(),
+                &Patch::Apply(&crd),
+            )
+            .await?;
             let established = await_condition(api.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(PATIENCE, established).await.context("CRD is not established")??;
+            tokio::time::timeout(PATIENCE, established)
+                .await
+                .context("CRD is not established")??;
         }
         Ok(())
     }

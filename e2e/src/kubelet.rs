@@ -84,7 +84,9 @@ impl Drop for Kubelet {
 
 async fn sync(node: &Node, running: &Pods) -> Result<()> {
     let api: Api<Pod> = Api::namespaced(node.client.clone(), &node.namespace);
-    let wanted = api.list(&ListParams::default().labels(&format!("runtime={}", node.runtime))).await?;
+    let wanted = api
+        .list(&ListParams::default().labels(&format!("runtime={}", node.runtime)))
+        .await?;
     let live: Vec<String> = wanted.iter().filter_map(kube::ResourceExt::uid).collect();
     let mut running = running.lock().await;
     running.retain(|uid, _| live.contains(uid));
@@ -108,7 +110,8 @@ async fn sync(node: &Node, running: &Pods) -> Result<()> {
                 { "type": "ContainersReady", "status": "True", "lastTransitionTime": jiff::Timestamp::now() },
             ],
         }});
-        api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(ready)).await?;
+        api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(ready))
+            .await?;
     }
     Ok(())
 }
@@ -122,7 +125,10 @@ fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Resu
     carry(config, &at("gateway"))?;
     let socket = format!("unix://{}", at("run/runtime.sock").display());
     let flags = |pairs: &[(&str, String)]| -> Vec<String> {
-        pairs.iter().flat_map(|(flag, value)| [format!("--{flag}"), value.clone()]).collect()
+        pairs
+            .iter()
+            .flat_map(|(flag, value)| [format!("--{flag}"), value.clone()])
+            .collect()
     };
     let server = Process::start(
         "kruntimes-runtime-server",
@@ -156,7 +162,12 @@ fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Resu
         ]),
         &[("KUBECONFIG", node.runtimed_kubeconfig.display().to_string())],
     )?;
-    Ok(PodProcesses { runtimed, server, hop, folder })
+    Ok(PodProcesses {
+        runtimed,
+        server,
+        hop,
+        folder,
+    })
 }
 
 /// Writes the keys of a ConfigMap as files, like a mounted volume.
@@ -169,7 +180,9 @@ fn carry(config: &Option<ConfigMap>, folder: &Path) -> Result<()> {
 
 /// Writes the keys of a Secret as files, like a mounted volume; `false` while there is none.
 pub async fn carry_secret(client: &Client, namespace: &str, name: &str, folder: &Path) -> Result<bool> {
-    let secret = Api::<Secret>::namespaced(client.clone(), namespace).get_opt(name).await?;
+    let secret = Api::<Secret>::namespaced(client.clone(), namespace)
+        .get_opt(name)
+        .await?;
     for (key, value) in secret.iter().flat_map(|secret| secret.data.iter().flatten()) {
         write_if_new(&folder.join(key), &value.0)?;
     }

@@ -19,7 +19,10 @@ pub fn bin_folder() -> PathBuf {
 /// The root of the source tree.
 #[must_use]
 pub fn tree() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_path_buf)
+        .unwrap_or_default()
 }
 
 /// A running binary; killed and reaped when dropped.
@@ -49,7 +52,11 @@ impl Process {
             .stderr(file)
             .spawn()
             .with_context(|| format!("start {}", path.display()))?;
-        Ok(Self { name: label.to_owned(), child, log })
+        Ok(Self {
+            name: label.to_owned(),
+            child,
+            log,
+        })
     }
 
     /// Process id.
@@ -66,7 +73,9 @@ impl Process {
 
     /// Sends a signal by its name, for example `TERM`.
     pub fn signal(&self, name: &str) -> Result<()> {
-        let status = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status()?;
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &self.pid().to_string()])
+            .status()?;
         ensure!(status.success(), "kill -{name} {} failed", self.name);
         Ok(())
     }
@@ -83,7 +92,11 @@ impl Process {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status.code());
             }
-            ensure!(Instant::now() < end, "{} still runs after {patience:?}", self.name);
+            ensure!(
+                Instant::now() < end,
+                "{} still runs after {patience:?}",
+                self.name
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }

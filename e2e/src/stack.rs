@@ -44,7 +44,12 @@ pub struct Choices {
 
 impl Default for Choices {
     fn default() -> Self {
-        Self { replicas: 1, runs: 8, gateway_with_client_certificate: false, gateway_flags: Vec::new() }
+        Self {
+            replicas: 1,
+            runs: 8,
+            gateway_with_client_certificate: false,
+            gateway_flags: Vec::new(),
+        }
     }
 }
 
@@ -73,9 +78,18 @@ impl Stack {
             fs::create_dir(at(part))?;
         }
         world::make_namespace(client, &namespace).await?;
-        let meta = ObjectMeta { name: Some(system.clone()), ..ObjectMeta::default() };
+        let meta = ObjectMeta {
+            name: Some(system.clone()),
+            ..ObjectMeta::default()
+        };
         Api::<Namespace>::all(client.clone())
-            .create(&PostParams::default(), &Namespace { metadata: meta, ..Namespace::default() })
+            .create(
+                &PostParams::default(),
+                &Namespace {
+                    metadata: meta,
+                    ..Namespace::default()
+                },
+            )
             .await?;
 
         let ca = serving_certificate(&at("tls"))?;
@@ -91,15 +105,34 @@ impl Stack {
             &format!("{namespace}-scheduler"),
             &strings(&[
                 &["--system-namespace", &system, "--identity", "scheduler-0"],
-                &["--gateway-url", &format!("https://{GATEWAY_NAME}"), "--serving-secret", "kruntimes-gateway-tls"],
-                &["--runtimed-image", "kruntimes/runtimed:0.1.0", "--runtimed-cluster-role", RUNTIMED_ROLE],
-                &["--gateway-namespace", &system, "--namespaces", &namespace, "--admin-address", "127.0.0.1:0"],
+                &[
+                    "--gateway-url",
+                    &format!("https://{GATEWAY_NAME}"),
+                    "--serving-secret",
+                    "kruntimes-gateway-tls",
+                ],
+                &[
+                    "--runtimed-image",
+                    "kruntimes/runtimed:0.1.0",
+                    "--runtimed-cluster-role",
+                    RUNTIMED_ROLE,
+                ],
+                &[
+                    "--gateway-namespace",
+                    &system,
+                    "--namespaces",
+                    &namespace,
+                    "--admin-address",
+                    "127.0.0.1:0",
+                ],
             ]),
             &[("KUBECONFIG", at("scheduler.kubeconfig").display().to_string())],
         )?;
         eventually("the gateway's client certificate is published", || async {
             let name = kruntimes_api::names::SECRET_GATEWAY_PEER;
-            Ok(kubelet::carry_secret(client, &system, name, &at("peer")).await?.then_some(()))
+            Ok(kubelet::carry_secret(client, &system, name, &at("peer"))
+                .await?
+                .then_some(()))
         })
         .await
         .with_context(|| scheduler.output())?;
@@ -112,9 +145,25 @@ impl Stack {
             at("gateway.kubeconfig")
         };
         let mut flags = strings(&[
-            &["--listen", &listen.to_string(), "--tls-dir", &at("tls").display().to_string()],
-            &["--peer-dir", &at("peer").display().to_string(), "--namespaces", &namespace],
-            &["--allow-local-owners", "--shutdown-delay", "0s", "--admin-address", &admin.to_string()],
+            &[
+                "--listen",
+                &listen.to_string(),
+                "--tls-dir",
+                &at("tls").display().to_string(),
+            ],
+            &[
+                "--peer-dir",
+                &at("peer").display().to_string(),
+                "--namespaces",
+                &namespace,
+            ],
+            &[
+                "--allow-local-owners",
+                "--shutdown-delay",
+                "0s",
+                "--admin-address",
+                &admin.to_string(),
+            ],
         ]);
         flags.extend(choices.gateway_flags);
         let gateway = Process::start(
@@ -123,9 +172,11 @@ impl Stack {
             &flags,
             &[("KUBECONFIG", gateway_config.display().to_string())],
         )?;
-        eventually("the gateway is ready", || async { Ok(is_ready(admin).await.then_some(())) })
-            .await
-            .with_context(|| gateway.output())?;
+        eventually("the gateway is ready", || async {
+            Ok(is_ready(admin).await.then_some(()))
+        })
+        .await
+        .with_context(|| gateway.output())?;
 
         make_runtime(client, &namespace, "python", choices.replicas, choices.runs).await?;
         let kubelet = Kubelet::start(Node {
@@ -141,16 +192,32 @@ impl Stack {
             client: client.clone(),
             namespace,
             runtime: "python".to_owned(),
-            gateway: Gateway { address: listen, name: GATEWAY_NAME.to_owned(), ca },
+            gateway: Gateway {
+                address: listen,
+                name: GATEWAY_NAME.to_owned(),
+                ca,
+            },
             audit_log: cluster.audit_log(),
             token,
         };
-        Ok(Self { world, gateway, scheduler, kubelet, _folder: folder })
+        Ok(Self {
+            world,
+            gateway,
+            scheduler,
+            kubelet,
+            _folder: folder,
+        })
     }
 }
 
 /// Makes a Runtime whose Pods run Python functions.
-pub async fn make_runtime(client: &Client, namespace: &str, name: &str, replicas: i32, runs: u32) -> Result<()> {
+pub async fn make_runtime(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    replicas: i32,
+    runs: u32,
+) -> Result<()> {
     let runtime: Runtime = serde_json::from_value(json!({
         "apiVersion": "kruntimes.io/v1alpha1", "kind": "Runtime",
         "metadata": { "name": name, "namespace": namespace },
@@ -164,7 +231,12 @@ pub async fn make_runtime(client: &Client, namespace: &str, name: &str, replicas
         },
     }))?;
     let api: Api<Runtime> = Api::namespaced(client.clone(), namespace);
-    api.patch(name, &PatchParams::apply("kruntimes-e2e").force(), &Patch::Apply(&runtime)).await?;
+    api.patch(
+        name,
+        &PatchParams::apply("kruntimes-e2e").force(),
+        &Patch::Apply(&runtime),
+    )
+    .await?;
     Ok(())
 }
 
@@ -172,7 +244,9 @@ async fn is_ready(admin: SocketAddr) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let ask = async {
         let mut stream = tokio::net::TcpStream::connect(admin).await?;
-        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").await?;
+        stream
+            .write_all(b"GET /readyz HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n")
+            .await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer.starts_with("HTTP/1.1 200"))
@@ -181,7 +255,10 @@ async fn is_ready(admin: SocketAddr) -> bool {
 }
 
 fn strings(parts: &[&[&str]]) -> Vec<String> {
-    parts.iter().flat_map(|part| part.iter().map(|it| (*it).to_owned())).collect()
+    parts
+        .iter()
+        .flat_map(|part| part.iter().map(|it| (*it).to_owned()))
+        .collect()
 }
 
 /// Writes tls.crt and tls.key for [`GATEWAY_NAME`]; returns the CA in PEM.
@@ -208,7 +285,9 @@ async fn publish_serving_certificate(client: &Client, system: &str, folder: &Pat
         "metadata": { "name": "kruntimes-gateway-tls" }, "type": "kubernetes.io/tls",
         "data": { "tls.crt": encode("tls.crt")?, "tls.key": encode("tls.key")?, "ca.crt": encode("ca.crt")? },
     }))?;
-    Api::<Secret>::namespaced(client.clone(), system).create(&PostParams::default(), &secret).await?;
+    Api::<Secret>::namespaced(client.clone(), system)
+        .create(&PostParams::default(), &secret)
+        .await?;
     Ok(())
 }
 
@@ -224,30 +303,61 @@ fn identities() -> [(&'static str, Vec<PolicyRule>); 3] {
         }
     };
     let runtimed = vec![
-        rule(&["kruntimes.io"], &["runs"], &["get", "list", "watch", "patch", "update"]),
-        rule(&["kruntimes.io"], &["runs/status", "runs/finalizers"], &["get", "patch", "update"]),
-        rule(&["coordination.k8s.io"], &["leases"], &["get", "create", "update", "patch"]),
+        rule(
+            &["kruntimes.io"],
+            &["runs"],
+            &["get", "list", "watch", "patch", "update"],
+        ),
+        rule(
+            &["kruntimes.io"],
+            &["runs/status", "runs/finalizers"],
+            &["get", "patch", "update"],
+        ),
+        rule(
+            &["coordination.k8s.io"],
+            &["leases"],
+            &["get", "create", "update", "patch"],
+        ),
         rule(&["", "events.k8s.io"], &["events"], &["create", "patch"]),
     ];
     [
-        ("gateway", vec![rule(&["kruntimes.io"], &["runs"], &["get", "list", "watch"])]),
+        (
+            "gateway",
+            vec![rule(&["kruntimes.io"], &["runs"], &["get", "list", "watch"])],
+        ),
         ("runtimed", runtimed),
         ("scheduler", vec![rule(&["*"], &["*"], &["*"])]),
     ]
 }
 
 async fn grant(client: &Client, system: &str, account: &str, rules: Vec<PolicyRule>) -> Result<()> {
-    let meta = |name: String| ObjectMeta { name: Some(name), ..ObjectMeta::default() };
+    let meta = |name: String| ObjectMeta {
+        name: Some(name),
+        ..ObjectMeta::default()
+    };
     let create = PostParams::default();
-    let service_account = ServiceAccount { metadata: meta(account.to_owned()), ..ServiceAccount::default() };
-    Api::<ServiceAccount>::namespaced(client.clone(), system).create(&create, &service_account).await?;
-    let role_name = if account == "runtimed" { RUNTIMED_ROLE.to_owned() } else { format!("{system}-{account}") };
+    let service_account = ServiceAccount {
+        metadata: meta(account.to_owned()),
+        ..ServiceAccount::default()
+    };
+    Api::<ServiceAccount>::namespaced(client.clone(), system)
+        .create(&create, &service_account)
+        .await?;
+    let role_name = if account == "runtimed" {
+        RUNTIMED_ROLE.to_owned()
+    } else {
+        format!("{system}-{account}")
+    };
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": { "name": role_name }, "rules": rules,
     });
     Api::<ClusterRole>::all(client.clone())
-        .patch(&role_name, &PatchParams::apply("kruntimes-e2e").force(), &Patch::Apply(&role))
+        .patch(
+            &role_name,
+            &PatchParams::apply("kruntimes-e2e").force(),
+            &Patch::Apply(&role),
+        )
         .await?;
     let binding = ClusterRoleBinding {
         metadata: meta(format!("{system}-{account}")),
@@ -263,7 +373,9 @@ async fn grant(client: &Client, system: &str, account: &str, rules: Vec<PolicyRu
             ..Subject::default()
         }]),
     };
-    Api::<ClusterRoleBinding>::all(client.clone()).create(&create, &binding).await?;
+    Api::<ClusterRoleBinding>::all(client.clone())
+        .create(&create, &binding)
+        .await?;
     Ok(())
 }
 

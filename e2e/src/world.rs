@@ -67,14 +67,31 @@ pub fn unique(prefix: &str) -> String {
 
 /// Makes the namespace with its two ServiceAccounts and the caller's right.
 pub async fn make_namespace(client: &Client, namespace: &str) -> Result<()> {
-    let meta = |name: &str| ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    let meta = |name: &str| ObjectMeta {
+        name: Some(name.to_owned()),
+        ..ObjectMeta::default()
+    };
     let create = PostParams::default();
     Api::<Namespace>::all(client.clone())
-        .create(&create, &Namespace { metadata: meta(namespace), ..Namespace::default() })
+        .create(
+            &create,
+            &Namespace {
+                metadata: meta(namespace),
+                ..Namespace::default()
+            },
+        )
         .await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     for name in [CALLER, STRANGER] {
-        accounts.create(&create, &ServiceAccount { metadata: meta(name), ..ServiceAccount::default() }).await?;
+        accounts
+            .create(
+                &create,
+                &ServiceAccount {
+                    metadata: meta(name),
+                    ..ServiceAccount::default()
+                },
+            )
+            .await?;
     }
     let role = Role {
         metadata: meta("invoke"),
@@ -85,7 +102,9 @@ pub async fn make_namespace(client: &Client, namespace: &str) -> Result<()> {
             ..PolicyRule::default()
         }]),
     };
-    Api::<Role>::namespaced(client.clone(), namespace).create(&create, &role).await?;
+    Api::<Role>::namespaced(client.clone(), namespace)
+        .create(&create, &role)
+        .await?;
     let binding = RoleBinding {
         metadata: meta("invoke"),
         role_ref: RoleRef {
@@ -100,7 +119,9 @@ pub async fn make_namespace(client: &Client, namespace: &str) -> Result<()> {
             ..Subject::default()
         }]),
     };
-    Api::<RoleBinding>::namespaced(client.clone(), namespace).create(&create, &binding).await?;
+    Api::<RoleBinding>::namespaced(client.clone(), namespace)
+        .create(&create, &binding)
+        .await?;
     Ok(())
 }
 
@@ -108,11 +129,19 @@ pub async fn make_namespace(client: &Client, namespace: &str) -> Result<()> {
 pub async fn token(client: &Client, namespace: &str, account: &str) -> Result<String> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let request = TokenRequest {
-        spec: Some(TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() }),
+        spec: Some(TokenRequestSpec {
+            expiration_seconds: Some(3600),
+            ..TokenRequestSpec::default()
+        }),
         ..TokenRequest::default()
     };
-    let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
-    answer.status.and_then(|status| status.token).context("a TokenRequest is answered with a token")
+    let answer = accounts
+        .create_token_request(account, &PostParams::default(), &request)
+        .await?;
+    answer
+        .status
+        .and_then(|status| status.token)
+        .context("a TokenRequest is answered with a token")
 }
 
 impl World {
@@ -140,7 +169,10 @@ impl World {
             }),
             mode: Mode {
                 task: None,
-                function: Some(FunctionMode { handler: "main.handler".to_owned(), idle_timeout_seconds: None }),
+                function: Some(FunctionMode {
+                    handler: "main.handler".to_owned(),
+                    idle_timeout_seconds: None,
+                }),
             },
             env: None,
             resources: None,
@@ -155,10 +187,17 @@ impl World {
     /// Creates a Run and says where it would be called; it need not be Ready yet.
     pub async fn create(&self, name: &str, spec: RunSpec) -> Result<Function> {
         let runtime = spec.runtime.clone();
-        let run = self.runs().create(&PostParams::default(), &Run::new(name, spec)).await?;
+        let run = self
+            .runs()
+            .create(&PostParams::default(), &Run::new(name, spec))
+            .await?;
         let uid = run.run_uid().context("a created Run has a UID")?;
         let path = kruntimes_api::invoke_path::build(&self.namespace, &runtime, uid);
-        Ok(Function { name: run.name_any(), uid, path })
+        Ok(Function {
+            name: run.name_any(),
+            uid,
+            path,
+        })
     }
 
     /// Creates a Python function and waits until it is Ready.
@@ -170,12 +209,16 @@ impl World {
 
     /// Waits until the function is Ready.
     pub async fn ready(&self, function: &Function) -> Result<Run> {
-        self.run_until(&function.name, "Ready", |run| run.run_uid() == Some(function.uid) && run.is_ready()).await
+        self.run_until(&function.name, "Ready", |run| {
+            run.run_uid() == Some(function.uid) && run.is_ready()
+        })
+        .await
     }
 
     /// Waits until the Run has this phase.
     pub async fn phase(&self, name: &str, phase: Phase) -> Result<Run> {
-        self.run_until(name, &format!("{phase:?}"), |run| run.phase() == phase).await
+        self.run_until(name, &format!("{phase:?}"), |run| run.phase() == phase)
+            .await
     }
 
     /// Waits until the Run is as wanted; the error shows its last state.
@@ -193,7 +236,12 @@ impl World {
             }
             Ok(None)
         });
-        found.await.with_context(|| format!("its last status: {:?}", last.lock().ok().and_then(|it| it.clone())))
+        found.await.with_context(|| {
+            format!(
+                "its last status: {:?}",
+                last.lock().ok().and_then(|it| it.clone())
+            )
+        })
     }
 
     /// Waits until no Run of this name is left.
@@ -220,19 +268,29 @@ impl World {
 
     /// Deletes a Pod without grace.
     pub async fn kill_pod(&self, name: &str) -> Result<()> {
-        self.pods().delete(name, &DeleteParams::default().grace_period(0)).await?;
+        self.pods()
+            .delete(name, &DeleteParams::default().grace_period(0))
+            .await?;
         Ok(())
     }
 
     /// Names of the Runtime's Pods.
     pub async fn pod_names(&self) -> Result<Vec<String>> {
         let selector = ListParams::default().labels(&format!("runtime={}", self.runtime));
-        Ok(self.pods().list(&selector).await?.iter().map(kube::ResourceExt::name_any).collect())
+        Ok(self
+            .pods()
+            .list(&selector)
+            .await?
+            .iter()
+            .map(kube::ResourceExt::name_any)
+            .collect())
     }
 
     /// Calls a function as [`CALLER`].
     pub async fn invoke(&self, function: &Function, body: &str) -> Result<Answer> {
-        self.gateway.send(&Call::invoke(&function.path, &self.token, body.to_owned())).await
+        self.gateway
+            .send(&Call::invoke(&function.path, &self.token, body.to_owned()))
+            .await
     }
 
     /// Calls until the answer has this status; the gateway may see a change a
@@ -243,7 +301,11 @@ impl World {
             if answer.status.as_u16() == status {
                 return Ok(Some(answer));
             }
-            anyhow::bail!("it answered {} {}", answer.status, String::from_utf8_lossy(&answer.body))
+            anyhow::bail!(
+                "it answered {} {}",
+                answer.status,
+                String::from_utf8_lossy(&answer.body)
+            )
         })
         .await
     }

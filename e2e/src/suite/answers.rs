@@ -24,16 +24,42 @@ const INVOCATION_ID: &str = "x-kruntime-invocation-id";
 
 /// Checks one refusal whole: status, reason, dispatched, problem document, id.
 pub fn expect_problem(answer: &Answer, status: u16, reason: &str, dispatched: &str) -> Result<()> {
-    let shown = format!("{} {:?} {}", answer.status, answer.headers, String::from_utf8_lossy(&answer.body));
-    ensure!(answer.status.as_u16() == status, "expected {status} {reason}, got {shown}");
-    ensure!(answer.header("content-type") == "application/problem+json", "not a problem document: {shown}");
-    ensure!(answer.problem("reason") == reason, "expected reason {reason}: {shown}");
-    ensure!(answer.problem("dispatched") == dispatched, "expected dispatched {dispatched}: {shown}");
-    ensure!(answer.json()["status"] == status, "the document's status differs: {shown}");
+    let shown = format!(
+        "{} {:?} {}",
+        answer.status,
+        answer.headers,
+        String::from_utf8_lossy(&answer.body)
+    );
+    ensure!(
+        answer.status.as_u16() == status,
+        "expected {status} {reason}, got {shown}"
+    );
+    ensure!(
+        answer.header("content-type") == "application/problem+json",
+        "not a problem document: {shown}"
+    );
+    ensure!(
+        answer.problem("reason") == reason,
+        "expected reason {reason}: {shown}"
+    );
+    ensure!(
+        answer.problem("dispatched") == dispatched,
+        "expected dispatched {dispatched}: {shown}"
+    );
+    ensure!(
+        answer.json()["status"] == status,
+        "the document's status differs: {shown}"
+    );
     for field in ["title", "detail", "component", "invocationId"] {
-        ensure!(!answer.problem(field).is_empty(), "field {field} is missing: {shown}");
+        ensure!(
+            !answer.problem(field).is_empty(),
+            "field {field} is missing: {shown}"
+        );
     }
-    ensure!(answer.header(INVOCATION_ID) == answer.problem("invocationId"), "two invocation ids: {shown}");
+    ensure!(
+        answer.header(INVOCATION_ID) == answer.problem("invocationId"),
+        "two invocation ids: {shown}"
+    );
     Ok(())
 }
 
@@ -42,7 +68,10 @@ pub async fn every_status(world: &World) -> Result<()> {
     let function = world.function("answers", FUNCTION).await?;
     world.invoke_until(&function, "{}", 200).await?;
     let stranger = world::token(&world.client, &world.namespace, STRANGER).await?;
-    let waiting = World { runtime: "nowhere".to_owned(), ..world.clone() };
+    let waiting = World {
+        runtime: "nowhere".to_owned(),
+        ..world.clone()
+    };
     let pending = waiting.create("pending", waiting.spec(FUNCTION)).await?;
 
     for version in [Version::Http1, Version::Http2] {
@@ -51,13 +80,28 @@ pub async fn every_status(world: &World) -> Result<()> {
 
         let answer = send(call(r#"{"a": 1}"#).with("X-Kruntime-Invocation-ID", "mine-1")).await?;
         ensure!(answer.status == 200, "{} {:?}", answer.status, answer.body);
-        ensure!(answer.header(INVOCATION_ID) == "mine-1", "the caller's own id is kept");
-        ensure!(answer.json()["echo"]["a"] == 1 && answer.json()["invocation"] == "mine-1", "{:?}", answer.body);
-        ensure!(answer.header("server-timing").contains("hop"), "timing: {:?}", answer.headers);
+        ensure!(
+            answer.header(INVOCATION_ID) == "mine-1",
+            "the caller's own id is kept"
+        );
+        ensure!(
+            answer.json()["echo"]["a"] == 1 && answer.json()["invocation"] == "mine-1",
+            "{:?}",
+            answer.body
+        );
+        ensure!(
+            answer.header("server-timing").contains("hop"),
+            "timing: {:?}",
+            answer.headers
+        );
 
         let answer = send(Call::invoke(&function.path, "not-a-token", "{}")).await?;
         expect_problem(&answer, 401, "Unauthenticated", "no").context("garbage token")?;
-        ensure!(answer.header("www-authenticate").starts_with("Bearer"), "{:?}", answer.headers);
+        ensure!(
+            answer.header("www-authenticate").starts_with("Bearer"),
+            "{:?}",
+            answer.headers
+        );
 
         let mut anonymous = call("{}");
         anonymous.headers.retain(|(name, _)| name != "authorization");
@@ -76,16 +120,28 @@ pub async fn every_status(world: &World) -> Result<()> {
 
         let answer = send(call(r#"{"raise": "the-secret-of-the-function"}"#)).await?;
         expect_problem(&answer, 500, "HandlerError", "yes")?;
-        ensure!(!answer.problem("detail").contains("secret"), "a caller sees what the function raised");
+        ensure!(
+            !answer.problem("detail").contains("secret"),
+            "a caller sees what the function raised"
+        );
 
         let answer = send(Call::invoke(&pending.path, &world.token, "{}")).await?;
         expect_problem(&answer, 503, "Pending", "no")?;
-        ensure!(!answer.header("retry-after").is_empty(), "503 says when to try again");
+        ensure!(
+            !answer.header("retry-after").is_empty(),
+            "503 says when to try again"
+        );
 
         let answer = send(call(r#"{"sleep": 20}"#).with("X-Kruntime-Timeout-Millis", "300")).await?;
         expect_problem(&answer, 504, "DeadlineExceeded", "yes")?;
-        let answer = world.invoke_until(&function, "{}", 200).await.context("after a timeout")?;
-        ensure!(answer.json()["echo"] == serde_json::json!({}), "a late answer reached the next caller");
+        let answer = world
+            .invoke_until(&function, "{}", 200)
+            .await
+            .context("after a timeout")?;
+        ensure!(
+            answer.json()["echo"] == serde_json::json!({}),
+            "a late answer reached the next caller"
+        );
 
         busy(world, &function.path, version).await?;
     }
@@ -97,7 +153,10 @@ pub async fn every_status(world: &World) -> Result<()> {
 fn elsewhere(world: &World, path: &str) -> [(&'static str, String); 3] {
     let uid = path.rsplit('/').next().unwrap_or_default();
     [
-        ("unknown UID", path.replace(uid, "00000000-0000-4000-8000-000000000000:invoke")),
+        (
+            "unknown UID",
+            path.replace(uid, "00000000-0000-4000-8000-000000000000:invoke"),
+        ),
         ("wrong namespace", path.replace(&world.namespace, "default")),
         ("wrong runtime", path.replace("runtimes/python", "runtimes/bash")),
     ]
@@ -115,13 +174,24 @@ async fn busy(world: &World, path: &str, version: Version) -> Result<()> {
         .await?;
         expect_problem(&answer, 429, "Busy", "no")?;
         ensure!(answer.header("retry-after") == "1", "{:?}", answer.headers);
-        ensure!(answer.json()["busyAtMostMillis"].as_u64().is_some_and(|millis| millis > 0), "{:?}", answer.body);
+        ensure!(
+            answer.json()["busyAtMostMillis"]
+                .as_u64()
+                .is_some_and(|millis| millis > 0),
+            "{:?}",
+            answer.body
+        );
         Ok(())
     };
     let (first, refused) = tokio::join!(world.gateway.send(&long), refused);
     refused?;
     // The short calls may have been there first: then the long one was the refused.
     let first = first?;
-    ensure!(first.status == 200 || first.problem("reason") == "Busy", "{} {:?}", first.status, first.body);
+    ensure!(
+        first.status == 200 || first.problem("reason") == "Busy",
+        "{} {:?}",
+        first.status,
+        first.body
+    );
     Ok(())
 }

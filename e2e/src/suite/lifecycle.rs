@@ -28,7 +28,11 @@ pub async fn pod_loss(world: &World) -> Result<()> {
     let answer = world.invoke_until(&function, "2", 200).await?;
     ensure!(answer.json() == 2, "{:?}", answer.body);
     let after = world.ready(&function).await?;
-    ensure!(after.attempt() > before.attempt(), "the fence did not grow: {:?}", after.attempt());
+    ensure!(
+        after.attempt() > before.attempt(),
+        "the fence did not grow: {:?}",
+        after.attempt()
+    );
     world.delete("lost").await?;
     world.gone("lost").await
 }
@@ -43,25 +47,50 @@ pub async fn ends_release_the_slot(world: &World, runs: usize) -> Result<()> {
     let next = world.create("next-0", world.spec(ECHO)).await?;
     let waiting = world
         .run_until("next-0", "told that no Pod has room", |run| {
-            run.condition("Scheduled").is_some_and(|it| it.reason == "CapacityFull")
+            run.condition("Scheduled")
+                .is_some_and(|it| it.reason == "CapacityFull")
         })
         .await?;
     ensure!(waiting.phase() == Phase::Pending, "{:?}", waiting.phase());
 
     world.cancel("held-0").await?;
     let ended = world.phase("held-0", Phase::Cancelled).await?;
-    ensure!(!ended.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER), "{:?}", ended.metadata.finalizers);
-    let completed = ended.condition("Completed").context("a cancelled Run is Completed")?;
+    ensure!(
+        !ended
+            .metadata
+            .finalizers
+            .iter()
+            .flatten()
+            .any(|it| it == FINALIZER),
+        "{:?}",
+        ended.metadata.finalizers
+    );
+    let completed = ended
+        .condition("Completed")
+        .context("a cancelled Run is Completed")?;
     ensure!(completed.status == "True", "{completed:?}");
     world.ready(&next).await.context("a cancel frees the slot")?;
-    expect_problem(&world.invoke_until(&functions[0], "1", 410).await?, 410, "FunctionEnded", "no")?;
+    expect_problem(
+        &world.invoke_until(&functions[0], "1", 410).await?,
+        410,
+        "FunctionEnded",
+        "no",
+    )?;
 
     let next = world.create("next-1", world.spec(ECHO)).await?;
     world.delete("held-1").await?;
     world.gone("held-1").await.context("the finalizer goes")?;
     world.ready(&next).await.context("a deletion frees the slot")?;
-    expect_problem(&world.invoke_until(&functions[1], "1", 404).await?, 404, "NoSuchFunction", "no")?;
-    for name in (2..runs).map(|index| format!("held-{index}")).chain(["next-0", "next-1", "held-0"].map(String::from)) {
+    expect_problem(
+        &world.invoke_until(&functions[1], "1", 404).await?,
+        404,
+        "NoSuchFunction",
+        "no",
+    )?;
+    for name in (2..runs)
+        .map(|index| format!("held-{index}"))
+        .chain(["next-0", "next-1", "held-0"].map(String::from))
+    {
         world.delete(&name).await?;
     }
     Ok(())
@@ -72,7 +101,10 @@ pub async fn ends_release_the_slot(world: &World, runs: usize) -> Result<()> {
 pub async fn recreated(world: &World, times: usize) -> Result<()> {
     let mut last = None;
     for round in 0..times {
-        let function = world.function("again", ECHO).await.with_context(|| format!("round {round}"))?;
+        let function = world
+            .function("again", ECHO)
+            .await
+            .with_context(|| format!("round {round}"))?;
         ensure!(last != Some(function.uid), "the UID was used twice");
         let answer = world.invoke_until(&function, "7", 200).await?;
         ensure!(answer.json() == 7, "{:?}", answer.body);
@@ -85,17 +117,27 @@ pub async fn recreated(world: &World, times: usize) -> Result<()> {
 
 /// Bug scenario 68: two functions whose files have the same names, in one Pod.
 pub async fn same_names(world: &World) -> Result<()> {
-    let source = |answer: &str| format!("VALUE = {answer:?}\ndef handler(event, context):\n    return VALUE\n");
+    let source =
+        |answer: &str| format!("VALUE = {answer:?}\ndef handler(event, context):\n    return VALUE\n");
     let one = world.function("same-1", &source("one")).await?;
     let two = world.function("same-2", &source("two")).await?;
     for _ in 0..10 {
-        ensure!(world.invoke_until(&one, "null", 200).await?.json() == "one", "the other function answered");
-        ensure!(world.invoke_until(&two, "null", 200).await?.json() == "two", "the other function answered");
+        ensure!(
+            world.invoke_until(&one, "null", 200).await?.json() == "one",
+            "the other function answered"
+        );
+        ensure!(
+            world.invoke_until(&two, "null", 200).await?.json() == "two",
+            "the other function answered"
+        );
     }
     world.delete("same-1").await?;
     world.gone("same-1").await?;
     let one = world.function("same-1", &source("new")).await?;
-    ensure!(world.invoke_until(&one, "null", 200).await?.json() == "new", "an old file answered");
+    ensure!(
+        world.invoke_until(&one, "null", 200).await?.json() == "new",
+        "an old file answered"
+    );
     world.delete("same-1").await?;
     world.delete("same-2").await
 }
@@ -111,7 +153,8 @@ pub async fn tasks_wait(world: &World) -> Result<()> {
     let task = world.create("task", spec).await?;
     let run = world
         .run_until("task", "told that no Pod supports its mode", |run| {
-            run.condition("Scheduled").is_some_and(|it| it.reason == "TaskModeUnsupported")
+            run.condition("Scheduled")
+                .is_some_and(|it| it.reason == "TaskModeUnsupported")
         })
         .await?;
     ensure!(run.phase() == Phase::Pending, "{:?}", run.phase());
@@ -136,7 +179,11 @@ pub async fn no_api_traffic(world: &World, calls: usize) -> Result<()> {
     // The log is written in order: once a second marker is there, so is all before it.
     world.runs().get("quiet").await?;
     let after = eventually_more(world, seen).await?;
-    ensure!(after == seen + 1, "{} requests for Runs during {calls} cached calls", after - seen - 1);
+    ensure!(
+        after == seen + 1,
+        "{} requests for Runs during {calls} cached calls",
+        after - seen - 1
+    );
     world.delete("quiet").await
 }
 
@@ -157,7 +204,8 @@ fn run_requests(world: &World) -> Result<usize> {
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .filter(|event| event["stage"] == "ResponseComplete" && event["verb"] != "watch")
         .filter(|event| {
-            event["objectRef"]["resource"] == "runs" && event["objectRef"]["namespace"] == world.namespace.as_str()
+            event["objectRef"]["resource"] == "runs"
+                && event["objectRef"]["namespace"] == world.namespace.as_str()
         })
         .count())
 }
@@ -176,7 +224,10 @@ def handler(event, context):
     let slow = crate::call::Call::invoke(&function.path, &world.token, "\"A\"");
     for round in 0..rounds {
         if round % 2 == 0 {
-            let answer = world.gateway.send(&slow.clone().with("X-Kruntime-Timeout-Millis", "100")).await?;
+            let answer = world
+                .gateway
+                .send(&slow.clone().with("X-Kruntime-Timeout-Millis", "100"))
+                .await?;
             expect_problem(&answer, 504, "DeadlineExceeded", "yes")?;
         } else {
             // The client hangs up instead.
@@ -184,7 +235,11 @@ def handler(event, context):
             ensure!(hung_up.is_err(), "the slow call ended within 100 ms");
         }
         let answer = world.invoke_until(&function, "\"B\"", 200).await?;
-        ensure!(answer.json() == "B", "round {round}: B was answered {:?}", answer.body);
+        ensure!(
+            answer.json() == "B",
+            "round {round}: B was answered {:?}",
+            answer.body
+        );
     }
     world.delete("late").await
 }
