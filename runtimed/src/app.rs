@@ -36,7 +36,7 @@ use crate::{
     journal::Journal,
     lifecycle::{
         act::{Pod, REGISTERING},
-        drive::Drivers,
+        drivers::Drivers,
         watch,
     },
     metrics::Numbers,
@@ -174,9 +174,10 @@ impl App {
             drain: drain.clone(),
         };
         let incoming = Incoming::new(listener, accept::server_config(&key, trust)?);
-        serve_hop(invoker.clone(), incoming, &drain);
+        let drivers = Drivers::new(Arc::clone(&pod));
+        serve_hop(invoker.clone(), incoming, drivers.clone(), &drain);
         close_when_stopping(&pod, &readiness);
-        own_runs(pod, outside.client, contact, guards);
+        own_runs(pod, drivers, outside.client, contact, guards);
         tracing::info!(%hop, address = owner.address, key = owner.peer_key, "started");
         Ok(Self {
             hop,
@@ -210,7 +211,9 @@ impl App {
     }
 }
 
-fn serve_hop(invoker: Invoker, incoming: Incoming, drain: &Drain) {
+/// Until every Run is handed over: who calls meanwhile is told `Draining`, which is an answer, and
+/// not that the connection is closing, after which nobody knows what became of a call.
+fn serve_hop(invoker: Invoker, incoming: Incoming, drivers: Drivers, drain: &Drain) {
     let service = FunctionRuntimeServer::new(invoker)
         .max_decoding_message_size(limits::MESSAGE_BYTES)
         .max_encoding_message_size(limits::MESSAGE_BYTES);
@@ -222,7 +225,10 @@ fn serve_hop(invoker: Invoker, incoming: Incoming, drain: &Drain) {
         .max_concurrent_streams(STREAMS)
         .http2_max_header_list_size(HEADERS)
         .add_service(service)
-        .serve_with_incoming_shutdown(incoming, stopping.cancelled_owned());
+        .serve_with_incoming_shutdown(incoming, async move {
+            stopping.cancelled().await;
+            drivers.none_left().await;
+        });
     drain.spawn("hop", async move {
         if let Err(error) = server.await {
             tracing::error!(%error, "the hop ended");
@@ -242,7 +248,7 @@ fn close_when_stopping(pod: &Arc<Pod>, readiness: &Readiness) {
 }
 
 /// Asks the server what it can do, then tells Kubernetes and takes Runs.
-fn own_runs(pod: Arc<Pod>, client: Client, contact: Contact, guards: [Guard; 3]) {
+fn own_runs(pod: Arc<Pod>, drivers: Drivers, client: Client, contact: Contact, guards: [Guard; 3]) {
     let drain = pod.drain.clone();
     drain.clone().spawn_background("runs", async move {
         let [server, heartbeat, watched] = guards;
@@ -260,7 +266,6 @@ fn own_runs(pod: Arc<Pod>, client: Client, contact: Contact, guards: [Guard; 3])
             heartbeat,
         );
         drain.spawn_background("heartbeat", beat);
-        let drivers = Drivers::new(Arc::clone(&pod));
         watch::run(
             pod.runs.clone(),
             &pod.me.pod,

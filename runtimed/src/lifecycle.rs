@@ -13,7 +13,9 @@
 pub mod act;
 pub mod decide;
 pub mod drive;
+pub mod drivers;
 pub mod facts;
+pub mod health;
 pub mod statuses;
 pub mod timers;
 pub mod watch;

@@ -1,16 +1,12 @@
 //! One task a Run: look, decide, do one step, and again.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use kruntimes_api::{
     Run,
-    keys::{RunKey, RunUid},
+    keys::{Attempt, RunKey},
 };
-use kruntimes_proto::{executor::FunctionRegistrationState as State, failure::Reason, ids::RegistrationId};
+use kruntimes_proto::ids::RegistrationId;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
@@ -20,91 +16,54 @@ use super::{
     Facts, Told,
     act::{Pod, Written},
     decide::{Action, Expired, Fault, Holding, Local, Step, decide},
+    drivers::{Drivers, Seen},
+    health::{Health, Verdict},
     statuses,
-    timers::{self, Idle, POLL},
+    timers::{self, POLL},
 };
 use crate::{
+    gateway_config::GatewayConfig,
     held::{Entry, Gate},
-    runtime_server::{Observed, ServerError},
 };
 
 /// After a failure, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
-/// A server that does not answer for this long is taken for gone, for the time being.
-const SILENT_AFTER: Duration = Duration::from_secs(10);
 /// A stopping process waits this long for a server that cannot be reached.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 /// Of the grace period, what is kept for unregistering and for the last writes.
 const RESERVE: Duration = Duration::from_secs(15);
 
-/// What the watch tells a driver.
-#[derive(Debug, Clone)]
-pub enum Seen {
-    /// The object, as it was at some time.
-    Object(Arc<Run>),
-    /// Gone from the watch, or never in it: a hint to read the live object, never a verdict
-    /// (contract 2.3).
-    Doubt,
-}
-
-/// The drivers of this Pod, by Run. Clones share them.
-#[derive(Clone)]
-pub struct Drivers {
+/// The task of one Run.
+pub(super) struct Driver {
     pod: Arc<Pod>,
-    mailboxes: Arc<Mutex<HashMap<RunUid, watch::Sender<Seen>>>>,
+    drivers: Drivers,
+    gateway: watch::Receiver<GatewayConfig>,
+    key: RunKey,
+    mailbox: watch::Receiver<Seen>,
+    /// The newest version; `None` means, once looked, that it is gone.
+    run: Option<Arc<Run>>,
+    local: Local,
+    entry: Option<Arc<Entry>>,
+    registration: Option<(RegistrationId, Health)>,
+    ends: Option<Instant>,
+    backoff: Duration,
 }
 
-// === impl Drivers ===
+// === impl Driver ===
 
-impl Drivers {
-    /// None yet.
-    #[must_use]
-    pub fn new(pod: Arc<Pod>) -> Self {
+impl Driver {
+    /// With what an earlier process left in this Pod, if anything.
+    pub(super) fn new(
+        pod: Arc<Pod>,
+        drivers: Drivers,
+        key: RunKey,
+        mailbox: watch::Receiver<Seen>,
+        held: Option<Holding>,
+    ) -> Self {
         Self {
+            gateway: pod.gateway.clone(),
             pod,
-            mailboxes: Arc::default(),
-        }
-    }
-
-    /// Tells the driver of the Run, which is started when there is none. A doubt about a Run that
-    /// nobody drives is none, except for what the journal remembers.
-    pub fn tell(&self, key: RunKey, seen: Seen) {
-        let mut mailboxes = self.lock();
-        if let Some(mailbox) = mailboxes.get(&key.uid) {
-            mailbox.send_replace(seen);
-            return;
-        }
-        let record = self.pod.journal.get(key.uid);
-        if record.is_none() && matches!(seen, Seen::Doubt) {
-            return;
-        }
-        if record.is_some() {
-            // Here and now: nobody may be given its capacity before its driver first runs.
-            let object = match &seen {
-                Seen::Object(run) => Some(&**run),
-                Seen::Doubt => None,
-            };
-            self.pod.restore(&key, object);
-        }
-        let (sender, mut mailbox) = watch::channel(seen);
-        mailbox.mark_changed();
-        mailboxes.insert(key.uid, sender);
-        self.pod
-            .numbers
-            .runs
-            .set(i64::try_from(mailboxes.len()).unwrap_or(i64::MAX));
-        drop(mailboxes);
-        let held = record
-            .as_ref()
-            .and_then(|record| record.attempt())
-            .map(|attempt| Holding {
-                attempt,
-                step: Step::Prepared,
-            });
-        let driver = Driver {
-            pod: Arc::clone(&self.pod),
-            drivers: self.clone(),
-            gateway: self.pod.gateway.clone(),
+            drivers,
             key,
             mailbox,
             run: None,
@@ -115,70 +74,12 @@ impl Drivers {
             entry: None,
             registration: None,
             ends: None,
-            idle: None,
-            idle_not_before: Instant::now(),
-            next_poll: Instant::now(),
-            silent_since: None,
             backoff: BACKOFF.0,
-        };
-        self.pod.drain.spawn("run", driver.run());
-    }
-
-    /// Every Run that is driven.
-    #[must_use]
-    pub fn all(&self) -> Vec<RunUid> {
-        self.lock().keys().copied().collect()
-    }
-
-    /// Doubts the Run `uid`, whatever its name.
-    pub fn doubt(&self, uid: RunUid) {
-        if let Some(mailbox) = self.lock().get(&uid) {
-            mailbox.send_replace(Seen::Doubt);
         }
     }
 
-    /// Ends a driver unless it has unread mail.
-    fn end(&self, uid: RunUid, mailbox: &watch::Receiver<Seen>) -> bool {
-        let mut mailboxes = self.lock();
-        if mailbox.has_changed().unwrap_or(false) {
-            return false;
-        }
-        mailboxes.remove(&uid);
-        self.pod
-            .numbers
-            .runs
-            .set(i64::try_from(mailboxes.len()).unwrap_or(i64::MAX));
-        true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunUid, watch::Sender<Seen>>> {
-        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct Driver {
-    pod: Arc<Pod>,
-    drivers: Drivers,
-    gateway: watch::Receiver<crate::gateway_config::GatewayConfig>,
-    key: RunKey,
-    mailbox: watch::Receiver<Seen>,
-    /// The newest version; `None` means, once looked, that it is gone.
-    run: Option<Arc<Run>>,
-    local: Local,
-    entry: Option<Arc<Entry>>,
-    registration: Option<RegistrationId>,
-    ends: Option<Instant>,
-    idle: Option<Idle>,
-    idle_not_before: Instant,
-    next_poll: Instant,
-    silent_since: Option<Instant>,
-    backoff: Duration,
-}
-
-// === impl Driver ===
-
-impl Driver {
-    async fn run(mut self) {
+    /// Until nothing of the Run is here.
+    pub(super) async fn run(mut self) {
         loop {
             if let Err(error) = self.look().await {
                 self.pause("reading the Run", &error).await;
@@ -195,6 +96,7 @@ impl Driver {
                 }
                 Action::CleanUp { patient } => {
                     if !self.clean_up(patient).await {
+                        self.drivers.abandon(self.key.uid);
                         return;
                     }
                 }
@@ -285,7 +187,7 @@ impl Driver {
             }
             Action::Prepare => {
                 self.enter();
-                let attempt = run.attempt().unwrap_or(kruntimes_api::keys::Attempt::FIRST);
+                let attempt = run.attempt().unwrap_or(Attempt::FIRST);
                 match pod.prepare(&self.key, attempt, &run).await {
                     Ok(Ok(())) => self.set_step(Step::Prepared),
                     Ok(Err(fault)) => self.fail(fault),
@@ -371,10 +273,7 @@ impl Driver {
                     entry.open(id.clone());
                 }
                 tracing::info!(run = %self.key, registration = %id, "the function is registered");
-                self.registration = Some(id);
-                self.idle = self.run.as_ref().and_then(|run| Idle::new(run));
-                self.next_poll = Instant::now();
-                self.silent_since = None;
+                self.registration = Some((id, Health::new(self.run.as_deref(), Instant::now())));
                 self.set_step(Step::Registered);
             }
             Err(fault) => self.fail(fault),
@@ -414,18 +313,15 @@ impl Driver {
         self.local.held = None;
         self.entry = None;
         self.registration = None;
-        self.idle = None;
         true
     }
 
     /// Until something changes, or the server is to be asked.
     async fn wait(&mut self) {
-        let Some(id) = self.registration.clone() else {
+        let Some((id, health)) = &self.registration else {
             return self.news().await;
         };
-        let idle = self.idle.as_ref().and_then(Idle::expires);
-        let idle = idle.map(|at| at.max(self.idle_not_before));
-        let next = idle.map_or(self.next_poll, |at| at.min(self.next_poll));
+        let (id, next) = (id.clone(), health.next());
         let entry = self.entry.clone();
         let suspect = async {
             match &entry {
@@ -438,84 +334,62 @@ impl Driver {
             () = suspect => {}
             () = sleep_until(next) => {}
         }
-        let now = Instant::now();
-        if idle.is_some_and(|at| at <= now) {
-            self.expire_if_idle(&id).await;
-        } else {
-            self.next_poll = now + POLL;
-            let observed = self.pod.server.status(self.key.uid, &id).await;
-            self.judge(observed);
-        }
+        self.ask(&id).await;
     }
 
-    /// Takes the Run's own slot, so that no call begins, and asks once more (contract 6.2).
-    async fn expire_if_idle(&mut self, id: &RegistrationId) {
+    /// Asks the server for the registration. An idle one gives its own slot for that, so that no call
+    /// begins meanwhile, and ends if it still is idle (contract 6.2).
+    async fn ask(&mut self, id: &RegistrationId) {
         let now = Instant::now();
-        self.idle_not_before = now + POLL;
-        let Some(entry) = self.entry.clone() else { return };
-        let Ok(_slot) = entry.slot.take(now + POLL) else {
+        let Some((_, health)) = &mut self.registration else {
             return;
         };
+        let idle = health.is_idle(now);
+        health.asking(now);
+        let entry = self.entry.clone().filter(|_| idle);
+        let slot = entry.as_ref().and_then(|entry| entry.slot.take(now + POLL).ok());
         let observed = self.pod.server.status(self.key.uid, id).await;
         let in_flight = observed.as_ref().map_or(1, |observed| observed.in_flight);
-        self.judge(observed);
-        let expires = self.idle.as_ref().and_then(Idle::expires);
-        if in_flight == 0 && self.local.fault.is_none() && expires.is_some_and(|at| at <= Instant::now()) {
-            entry.close(Gate::Terminating);
-            self.local.expired = Some(Expired::Idle);
+        let (wall, now) = ((self.pod.wall)(), Instant::now());
+        let verdict = match &mut self.registration {
+            Some((_, health)) => health.judge(observed, wall, now),
+            None => return,
+        };
+        match verdict {
+            Verdict::Ready => {
+                if self.is_silent() {
+                    if let Some(entry) = &self.entry {
+                        entry.open(id.clone());
+                    }
+                    self.set_step(Step::Registered);
+                }
+                let expired = self
+                    .registration
+                    .as_ref()
+                    .is_some_and(|(_, health)| health.has_expired(now));
+                if let (Some(entry), Some(_)) = (&entry, &slot)
+                    && expired
+                    && in_flight == 0
+                {
+                    entry.close(Gate::Terminating);
+                    self.local.expired = Some(Expired::Idle);
+                }
+            }
+            Verdict::Doubtful => {
+                tracing::warn!(run = %self.key, "the Runtime Server does not answer for a function");
+            }
+            Verdict::Silent => {
+                if let Some(entry) = &self.entry {
+                    entry.close(Gate::Recovering);
+                }
+                self.set_step(Step::Silent);
+            }
+            Verdict::Lost(fault) => self.fail(fault),
         }
     }
 
-    fn judge(&mut self, observed: Result<Observed, ServerError>) {
-        let now = Instant::now();
-        match observed {
-            Ok(observed) => match observed.state {
-                State::Ready => {
-                    self.silent_since = None;
-                    if let Some(idle) = &mut self.idle {
-                        idle.observe(&observed, (self.pod.wall)(), now);
-                    }
-                    if self.local.held.is_some_and(|held| held.step == Step::Silent) {
-                        if let (Some(entry), Some(id)) = (&self.entry, &self.registration) {
-                            entry.open(id.clone());
-                        }
-                        self.set_step(Step::Registered);
-                    }
-                }
-                State::Failed | State::Draining => self.fail(Fault {
-                    reason: "RegistrationFailed",
-                    message: observed.fatal_error,
-                }),
-                State::Registering | State::Unspecified => self.silent(now),
-            },
-            Err(ServerError::Answered(failure))
-                if matches!(
-                    failure.reason,
-                    Reason::RegistrationNotFound | Reason::StaleRegistration
-                ) =>
-            {
-                self.fail(Fault {
-                    reason: "RegistrationFailed",
-                    message: "the Runtime Server lost the registration".to_owned(),
-                });
-            }
-            Err(error) => {
-                if self.silent_since.is_none() {
-                    tracing::warn!(%error, run = %self.key, "the Runtime Server does not answer for a function");
-                }
-                self.silent(now);
-            }
-        }
-    }
-
-    fn silent(&mut self, now: Instant) {
-        let since = *self.silent_since.get_or_insert(now);
-        if now.saturating_duration_since(since) >= SILENT_AFTER {
-            if let Some(entry) = &self.entry {
-                entry.close(Gate::Recovering);
-            }
-            self.set_step(Step::Silent);
-        }
+    fn is_silent(&self) -> bool {
+        self.local.held.is_some_and(|held| held.step == Step::Silent)
     }
 
     /// Returns when the decision may be another one.

@@ -16,7 +16,7 @@ use kube::{
     },
 };
 
-use super::drive::{Drivers, Seen};
+use super::drivers::{Drivers, Seen};
 
 /// Seconds after which the API server ends a watch, so that a dead connection is noticed.
 const WATCH_SECONDS: u32 = 30;

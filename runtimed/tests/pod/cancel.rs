@@ -144,8 +144,12 @@ async fn sigterm_drains_and_hands_over() {
         pod.kubernetes.edit("busy", |run| {
             run.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into())
         });
-        let refused = pod.app.invoker().serve(request(&run, "3")).await.unwrap_err();
-        assert_eq!(refused.reason, Reason::Draining);
+        let refused = call(channel.clone(), request(&run, "3")).await.unwrap_err();
+        assert_eq!(
+            refused.reason,
+            Reason::Draining,
+            "an answer, over the connection that is there"
+        );
         pod.server.go();
     };
     let (answer, ()) = tokio::join!(running, stopping);
