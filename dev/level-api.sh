@@ -43,7 +43,7 @@ api_up() {
   await_apiserver "$port"
   # Only what an API without nodes needs; the others would make Pods that nobody runs.
   start_controller_manager "https://127.0.0.1:$port" --controllers \
-    namespace-controller,garbage-collector-controller,serviceaccount-controller,serviceaccount-token-controller,root-ca-certificate-publisher-controller,clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller
+    namespace-controller,deployment-controller,replicaset-controller,garbage-collector-controller,serviceaccount-controller,serviceaccount-token-controller,root-ca-certificate-publisher-controller,clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller
   pki_kubeconfig "$PKI" admin /O=system:masters/CN=kruntimes-dev-admin "https://127.0.0.1:$port" "$API_KUBECONFIG"
   await 60 "the default ServiceAccount" kubectl --kubeconfig "$API_KUBECONFIG" get serviceaccount default
   say "    API server at https://127.0.0.1:$port, KUBECONFIG=$API_KUBECONFIG, audit log $AUDIT_LOG"
