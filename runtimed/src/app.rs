@@ -3,7 +3,10 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,7 +16,7 @@ use kruntimes_api::names::{GATEWAY_CA, GATEWAY_PEER_CA, GATEWAY_URL, MODE_FUNCTI
 use kruntimes_authz::{Authorizer, Limits, NoObserver};
 use kruntimes_ops::{
     admin::{self, Admin},
-    drain::{Drain, Outcome},
+    drain::{Cause, Drain, Outcome},
     files::WatchedDir,
     metrics::Metrics,
     readiness::{Guard, Readiness},
@@ -71,6 +74,7 @@ pub struct App {
     invoker: Invoker,
     admin: Admin,
     audit: Audit,
+    refused: Arc<AtomicBool>,
     grace: Duration,
 }
 
@@ -80,6 +84,9 @@ pub struct Outside {
     pub client: Client,
     /// Who may call.
     pub callers: Arc<dyn Callers>,
+    /// What must be seen to ask Kubernetes without an identity of its own before any Run is taken
+    /// (contract 3.6).
+    pub anonymous: Option<Authorizer>,
     /// The Runtime Server.
     pub server: RuntimeServer,
     /// Where audit lines go.
@@ -92,25 +99,28 @@ impl Outside {
     /// Kubernetes as configured, standard output, the server of the flags.
     ///
     /// # Errors
-    /// When the configuration is wrong, or the API server takes a made-up token for an identity.
+    /// When the configuration is wrong.
     pub async fn from_environment(args: &Args) -> anyhow::Result<Self> {
         let mut config = kube::Config::infer()
             .await
             .context("reading the Kubernetes configuration")?;
         // Each caller here decides itself whether and when to try again.
         config.default_retry = false;
-        let callers: Arc<dyn Callers> = match args.caller_credential {
-            CallerCredential::Omit => Arc::new(GatewayIsEnough),
+        let anonymous = match args.caller_credential {
+            CallerCredential::Omit => None,
             CallerCredential::Forward => {
-                let authorizer = Authorizer::new(&config, Limits::default(), NoObserver)
-                    .context("setting up access reviews")?;
-                authorizer.verify_pool_is_anonymous().await?;
-                Arc::new(authorizer)
+                let authorizer = Authorizer::new(&config, Limits::default(), NoObserver);
+                Some(authorizer.context("setting up access reviews")?)
             }
+        };
+        let callers: Arc<dyn Callers> = match &anonymous {
+            Some(authorizer) => Arc::new(authorizer.clone()),
+            None => Arc::new(GatewayIsEnough),
         };
         Ok(Self {
             client: Client::try_from(config).context("setting up the Kubernetes client")?,
             callers,
+            anonymous,
             server: RuntimeServer::connect_lazy(&args.server).map_err(anyhow::Error::msg)?,
             audit: Box::new(io::stdout()),
         })
@@ -128,7 +138,8 @@ impl App {
         let mut metrics = Metrics::new();
         let numbers = Numbers::register(&mut metrics);
         let readiness = Readiness::new();
-        let guards = ["runtime-server", "heartbeat", "watch"].map(|part| readiness.register(part));
+        let guards = ["access-reviews", "runtime-server", "heartbeat", "watch"];
+        let guards = guards.map(|part| readiness.register(part));
 
         let key = OwnKey::generate()?;
         let listener = TcpListener::bind(args.listen)
@@ -177,7 +188,18 @@ impl App {
         let drivers = Drivers::new(Arc::clone(&pod));
         serve_hop(invoker.clone(), incoming, drivers.clone(), &drain);
         close_when_stopping(&pod, &readiness);
-        own_runs(pod, drivers, outside.client, contact, guards);
+        let refused = Arc::new(AtomicBool::new(false));
+        own_runs(
+            Owning {
+                pod,
+                drivers,
+                client: outside.client,
+                contact,
+                anonymous: outside.anonymous,
+                refused: Arc::clone(&refused),
+            },
+            guards,
+        );
         tracing::info!(%hop, address = owner.address, key = owner.peer_key, "started");
         Ok(Self {
             hop,
@@ -187,6 +209,7 @@ impl App {
             invoker,
             admin,
             audit,
+            refused,
             grace: args.ops.grace_period,
         })
     }
@@ -204,10 +227,17 @@ impl App {
     }
 
     /// Waits until the process is asked to stop and has handed over its Runs.
-    pub async fn wait(self) -> Outcome {
+    ///
+    /// # Errors
+    /// When it must not run in this configuration.
+    pub async fn wait(self) -> anyhow::Result<Outcome> {
         let outcome = self.drain.wait(self.grace).await;
         self.audit.finish();
-        outcome
+        anyhow::ensure!(
+            !self.refused.load(Ordering::Relaxed),
+            "access reviews would be answered for an identity of this process"
+        );
+        Ok(outcome)
     }
 }
 
@@ -247,11 +277,38 @@ fn close_when_stopping(pod: &Arc<Pod>, readiness: &Readiness) {
     });
 }
 
-/// Asks the server what it can do, then tells Kubernetes and takes Runs.
-fn own_runs(pod: Arc<Pod>, drivers: Drivers, client: Client, contact: Contact, guards: [Guard; 3]) {
-    let drain = pod.drain.clone();
+/// What is needed to own Runs.
+struct Owning {
+    pod: Arc<Pod>,
+    drivers: Drivers,
+    client: Client,
+    contact: Contact,
+    anonymous: Option<Authorizer>,
+    refused: Arc<AtomicBool>,
+}
+
+/// Sees that reviews are anonymous, asks the server what it can do, then tells Kubernetes and takes
+/// Runs. Nothing is held before, so that calls are refused.
+fn own_runs(owning: Owning, guards: [Guard; 4]) {
+    let drain = owning.pod.drain.clone();
     drain.clone().spawn_background("runs", async move {
-        let [server, heartbeat, watched] = guards;
+        let Owning {
+            pod,
+            drivers,
+            client,
+            contact,
+            anonymous,
+            refused,
+        } = owning;
+        let [reviews, server, heartbeat, watched] = guards;
+        if let Some(authorizer) = anonymous
+            && let Err(error) = authorizer.verify_pool_is_anonymous().await
+        {
+            tracing::error!("{error}");
+            refused.store(true, Ordering::Relaxed);
+            return drain.stop(Cause::Asked("access reviews are not anonymous"));
+        }
+        drop(reviews);
         let functions = probe(&pod.server).await;
         let _ = pod.functions.set(functions);
         drop(server);

@@ -33,5 +33,5 @@ async fn run(args: Args) -> anyhow::Result<bool> {
     drain.stop_on_signals()?;
     let outside = Outside::from_environment(&args).await?;
     let app = App::start(args, drain, outside).await?;
-    Ok(app.wait().await.is_clean())
+    Ok(app.wait().await?.is_clean())
 }

@@ -230,7 +230,11 @@ impl Driver {
                 self.pause("writing the Run", "nothing would change").await;
                 self.reread().await;
             }
-            Written::Conflict => self.reread().await,
+            Written::Conflict => {
+                // Not at once: a server that says this every time must not be asked without pause.
+                self.delay().await;
+                self.reread().await;
+            }
             Written::Failed(error) => self.pause("writing the Run", &error).await,
         }
     }

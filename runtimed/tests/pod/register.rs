@@ -282,3 +282,47 @@ async fn a_silent_server_is_recovering_until_it_speaks() {
     pod.kubernetes.ready("n").await;
     assert_eq!(pod.server.registered().len(), 1);
 }
+
+/// Contract 4: the endpoint follows the installation, also for Runs that are Ready.
+#[tokio::test(start_paused = true)]
+async fn a_new_gateway_url_is_published_once() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    pod.kubernetes.ready("n").await;
+    let before = pod.kubernetes.writes().len();
+    pod.configure("url", "https://new.example");
+    let follows = |run: Option<&Run>| {
+        let endpoint = run.and_then(|run| run.status.as_ref()?.endpoint.as_ref());
+        endpoint.is_some_and(|endpoint| endpoint.url.starts_with("https://new.example/v1/"))
+    };
+    pod.kubernetes.until("n", follows).await;
+    assert!(pod.kubernetes.run("n").unwrap().is_ready());
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert_eq!(pod.kubernetes.writes().len(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_run_is_ready_before_the_gateway_is_known() {
+    let pod = Pod::start().await;
+    pod.configure("url", "");
+    // Read every two seconds.
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    pod.kubernetes.put(&assigned("n").build());
+    pod.server.until_registered(1).await;
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert!(!pod.kubernetes.run("n").unwrap().is_ready());
+    pod.configure("url", "https://gateway.example");
+    pod.kubernetes.ready("n").await;
+}
+
+/// Bug scenario 62: servers in other languages answer pings with GOAWAY.
+#[tokio::test(start_paused = true)]
+async fn an_idle_server_is_not_pinged() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    pod.kubernetes.ready("n").await;
+    let frames = pod.server.frames();
+    tokio::time::sleep(std::time::Duration::from_secs(900)).await;
+    assert!(pod.server.frames() > frames, "it is asked for its state");
+    assert_eq!(pod.server.pings(), 0);
+}

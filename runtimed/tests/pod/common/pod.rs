@@ -86,6 +86,7 @@ impl Pod {
         let outside = Outside {
             client: kubernetes.client(),
             callers,
+            anonymous: None,
             server: server.client(),
             audit: Box::new(audit.clone()),
         };
@@ -105,7 +106,7 @@ impl Pod {
     /// As SIGTERM does; returns when the process would exit.
     pub(crate) async fn stop(self) -> kruntimes_ops::drain::Outcome {
         self.app.drain.stop(Cause::Asked("SIGTERM"));
-        self.app.wait().await
+        self.app.wait().await.expect("the configuration is fine")
     }
 
     /// A connection as the gateway makes it.
@@ -123,6 +124,11 @@ impl Pod {
     pub(crate) fn has_directory(&self, run: &Run) -> bool {
         let uid = run.metadata.uid.as_deref().expect("a UID");
         self.disk.path().join("workspace").join(uid).exists()
+    }
+
+    /// Replaces a file of the mounted ConfigMap.
+    pub(crate) fn configure(&self, name: &str, text: &str) {
+        std::fs::write(self.disk.path().join("gateway").join(name), text).expect("written");
     }
 
     /// How many records the journal has.

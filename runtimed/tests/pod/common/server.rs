@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use jiff::Timestamp;
@@ -17,7 +20,7 @@ use kruntimes_proto::{
 };
 use kruntimes_runtimed::runtime_server::RuntimeServer;
 use tokio::{
-    io::DuplexStream,
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::{Notify, Semaphore, mpsc},
     time::Instant,
 };
@@ -36,6 +39,9 @@ struct Shared {
     changed: Notify,
     /// One permit lets one call of `wait` end.
     go: Semaphore,
+    /// HTTP/2 frames that came, and how many of them were pings of the client's own.
+    frames: AtomicUsize,
+    pings: AtomicUsize,
     /// Clock of the node, which a paused test moves.
     began: (Timestamp, Instant),
 }
@@ -86,6 +92,8 @@ impl FakeServer {
             state: Mutex::default(),
             changed: Notify::new(),
             go: Semaphore::new(0),
+            frames: AtomicUsize::new(0),
+            pings: AtomicUsize::new(0),
             began: (Timestamp::now(), Instant::now()),
         }))
     }
@@ -100,8 +108,11 @@ impl FakeServer {
             .add_service(service)
             .serve_with_incoming(UnboundedReceiverStream::new(accept));
         spawn(async move { serve.await.expect("the fake server serves") });
+        let frames = self.clone();
         let connector = tower::service_fn(move |_: http::Uri| {
-            let (ours, theirs) = tokio::io::duplex(64 * 1024);
+            let (ours, tapped) = tokio::io::duplex(64 * 1024);
+            let (onward, theirs) = tokio::io::duplex(64 * 1024);
+            spawn(tap(tapped, onward, frames.clone()));
             let dialled = dial
                 .send(Ok(theirs))
                 .map_err(|_| std::io::Error::other("the server is gone"));
@@ -176,6 +187,16 @@ impl FakeServer {
             .collect()
     }
 
+    /// HTTP/2 frames that came so far.
+    pub(crate) fn frames(&self) -> usize {
+        self.0.frames.load(Ordering::SeqCst)
+    }
+
+    /// Pings among them that were no answers.
+    pub(crate) fn pings(&self) -> usize {
+        self.0.pings.load(Ordering::SeqCst)
+    }
+
     /// Waits until so many calls have begun.
     pub(crate) async fn until_invoked(&self, calls: usize) {
         self.until(|state| state.invoked.len() >= calls).await;
@@ -224,6 +245,38 @@ impl FakeServer {
 )]
 fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(task);
+}
+
+/// Passes bytes on and counts the frames from client to server.
+async fn tap(client: DuplexStream, server: DuplexStream, counts: FakeServer) {
+    const PREFACE: usize = 24;
+    let (mut from_client, mut to_client) = tokio::io::split(client);
+    let (mut from_server, mut to_server) = tokio::io::split(server);
+    let up = async {
+        let mut preface = [0; PREFACE];
+        from_client.read_exact(&mut preface).await?;
+        to_server.write_all(&preface).await?;
+        loop {
+            // Length (3 bytes), type, flags, stream.
+            let mut head = [0; 9];
+            from_client.read_exact(&mut head).await?;
+            let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            let mut frame = vec![0; length];
+            from_client.read_exact(&mut frame).await?;
+            counts.0.frames.fetch_add(1, Ordering::SeqCst);
+            if head[3] == 6 && head[4] & 1 == 0 {
+                counts.0.pings.fetch_add(1, Ordering::SeqCst);
+            }
+            to_server.write_all(&head).await?;
+            to_server.write_all(&frame).await?;
+        }
+    };
+    let down = tokio::io::copy(&mut from_server, &mut to_client);
+    let up: std::pin::Pin<Box<dyn Future<Output = std::io::Result<()>> + Send>> = Box::pin(up);
+    tokio::select! {
+        _ = up => {}
+        _ = down => {}
+    }
 }
 
 /// Ends the accounting of a call, also of one whose caller went away.
