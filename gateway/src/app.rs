@@ -4,7 +4,8 @@
 use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use kruntimes_authz::{Authorizer, Limits};
+use kruntimes_api::keys::RunKey;
+use kruntimes_authz::{Authorizer, Bearer, Limits, Question, Verdict};
 use kruntimes_ops::{
     admin::{self, Admin},
     args::OpsArgs,
@@ -26,10 +27,10 @@ use crate::{
         channels::{self, Channels},
         client::Client,
     },
-    invoke::Invoke,
+    invoke::{Authorize, Invoke},
     listen::{self, Listener},
     metrics::{Metrics, Sources},
-    routes::{table::Shared, watch},
+    routes::{shared::Shared, watch},
 };
 
 /// How often channels of owners without routes are dropped.
@@ -229,4 +230,16 @@ fn admin(ops: &OpsArgs, metrics: &Metrics, readiness: &Readiness, sources: Sourc
         Arc::new(registered),
         readiness.clone(),
     )?)
+}
+
+impl Authorize for Authorizer {
+    async fn authorize(&self, bearer: &Bearer, key: &RunKey) -> Verdict {
+        let question = Question {
+            verb: "get",
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            uid: key.uid.to_string(),
+        };
+        Self::authorize(self, bearer, &question).await
+    }
 }

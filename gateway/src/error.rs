@@ -86,6 +86,9 @@ pub enum InvokeError {
     /// The request left and nobody can tell what became of it.
     #[error("the outcome is unknown: {0}; the function may have run")]
     OutcomeUnknown(String),
+    /// The deadline passed before anything was sent.
+    #[error("the deadline passed before the call was sent")]
+    TooLate,
     /// The deadline passed and the owner did not say anything.
     #[error("no answer within the deadline; the function may have run")]
     DeadlineExceeded,
@@ -138,6 +141,7 @@ impl InvokeError {
             Self::Overloaded(_) => again(503, "Overloaded", 1),
             Self::OwnerUnreachable(_) => again(503, "OwnerUnreachable", 2),
             Self::OutcomeUnknown(_) => own(502, "OutcomeUnknown", Unknown),
+            Self::TooLate => own(504, "DeadlineExceeded", No),
             Self::DeadlineExceeded => own(504, "DeadlineExceeded", Unknown),
             Self::BadAnswer(_) => Row {
                 component: Component::Runtimed,
@@ -261,6 +265,7 @@ mod tests {
             InvokeError::Overloaded("x"),
             InvokeError::OwnerUnreachable("x".into()),
             InvokeError::OutcomeUnknown("x".into()),
+            InvokeError::TooLate,
             InvokeError::DeadlineExceeded,
             InvokeError::BadAnswer("x"),
         ];

@@ -38,6 +38,8 @@ pub struct Answer {
 pub enum HopError {
     /// Nothing left this process.
     NotSent(String),
+    /// Nothing left this process before the deadline.
+    TooLate,
     /// The owner said why; only a status with our ErrorInfo counts (C-3.5).
     Answered(Failure),
     /// Something left, and what came back says nothing.

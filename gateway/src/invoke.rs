@@ -129,6 +129,7 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
         timing.hop = Some(sent.elapsed());
         let answer = result.map_err(|error| match error {
             HopError::NotSent(why) => InvokeError::OwnerUnreachable(why),
+            HopError::TooLate => InvokeError::TooLate,
             HopError::Answered(failure) => InvokeError::Answered(failure),
             HopError::Unknown(why) => InvokeError::OutcomeUnknown(why),
             HopError::Deadline => InvokeError::DeadlineExceeded,
@@ -172,7 +173,7 @@ fn may_try_again(error: &HopError) -> bool {
         HopError::Answered(Failure {
             reason, dispatched, ..
         }) => *reason == Reason::StaleRoute && *dispatched == kruntimes_proto::failure::Dispatched::No,
-        HopError::Unknown(_) | HopError::Deadline | HopError::BadAnswer(_) => false,
+        HopError::TooLate | HopError::Unknown(_) | HopError::Deadline | HopError::BadAnswer(_) => false,
     }
 }
 

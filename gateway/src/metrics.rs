@@ -23,7 +23,7 @@ use crate::{
     admit::Admission,
     error::Row,
     hop::channels::Channels,
-    routes::{table::Shared, watch::RouteAge},
+    routes::{shared::Shared, watch::RouteAge},
 };
 
 /// Handles of what is counted while it happens; clones share them.

@@ -7,6 +7,7 @@ use kruntimes_api::keys::{Attempt, PodUid, RunKey, RunUid};
 use kruntimes_peer::PeerKey;
 
 pub mod facts;
+pub mod shared;
 pub mod table;
 pub mod watch;
 

@@ -237,3 +237,31 @@ async fn a_connection_that_rested_is_tried_before_it_carries_a_call_contract_4()
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rest_between_two_requests_is_no_slow_head() {
+    let world = impatient().await;
+    let function = world.function("demo", "hello");
+    let mut stream = world.caller().connect().await;
+    for number in 0..3 {
+        stream
+            .write_all(head(&function.path, "Content-Length: 1\r\n").as_bytes())
+            .await
+            .unwrap();
+        stream.flush().await.unwrap();
+        // The body comes in a piece of its own, and belongs to no head.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stream.write_all(number.to_string().as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+        let mut text = String::new();
+        while !text.ends_with(&format!("\r\n\r\n{number}")) {
+            let mut piece = [0; 4096];
+            let read = stream.read(&mut piece).await.unwrap();
+            assert!(read > 0, "{text}");
+            text.push_str(std::str::from_utf8(&piece[..read]).unwrap());
+        }
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        // Longer than a head may take, shorter than a connection may rest.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}

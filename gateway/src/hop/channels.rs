@@ -17,7 +17,7 @@ use kruntimes_proto::executor::{FunctionStatusRequest, function_runtime_client::
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::routes::Owner;
+use crate::{hop::HopError, routes::Owner};
 
 /// How long connecting may take, all steps together. Pods answer in milliseconds or not at all.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -99,14 +99,15 @@ impl Channels {
     ///
     /// # Errors
     /// Says why there is none; nothing of a call was sent.
-    pub async fn get(&self, owner: &Owner, deadline: Instant) -> Result<Lease, String> {
+    pub async fn get(&self, owner: &Owner, deadline: Instant) -> Result<Lease, HopError> {
         let slot = self.slot(owner);
         if let Some(lease) = slot.fresh(self.rested) {
             return Ok(lease);
         }
-        timeout_at(deadline, self.make(owner, slot))
-            .await
-            .unwrap_or_else(|_| Err("no connection before the deadline".to_owned()))
+        match timeout_at(deadline, self.make(owner, slot)).await {
+            Ok(made) => made.map_err(HopError::NotSent),
+            Err(_) => Err(HopError::TooLate),
+        }
     }
 
     /// Forgets the channels of all owners but `live`. Calls that run on them go on.

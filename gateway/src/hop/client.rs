@@ -51,12 +51,15 @@ impl Client {
     async fn attempt(&self, call: &Call<'_>) -> Result<Result<Answer, HopError>, NeverSent> {
         let lease = match self.channels.get(&call.route.owner, call.deadline).await {
             Ok(lease) => lease,
-            Err(why) => return Ok(Err(HopError::NotSent(why))),
+            Err(error) => return Ok(Err(error)),
         };
         let mut client = FunctionRuntimeClient::new(lease.channel())
             .max_decoding_message_size(limits::MESSAGE_BYTES)
             .max_encoding_message_size(limits::MESSAGE_BYTES);
         let left = call.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Err(HopError::TooLate));
+        }
         let rpc = client.invoke_function(self.request(call, left));
         match pingora_timeout::timeout(left + PATIENCE, rpc).await {
             Ok(Ok(response)) => Ok(answer(response)),

@@ -1,23 +1,17 @@
-//! Entries by UID: `apply`, `delete`, `reset`, and the finished snapshots that the path reads.
+//! Entries by UID: `apply`, `delete`, `reset`.
 //!
-//! The table is a plain struct with one rule against late news: facts of a lower attempt never replace or
+//! A plain struct with one rule against late news: facts of a lower attempt never replace or
 //! remove facts of a higher one, and what has ended stays ended. UIDs are never used twice, so news of
 //! another life of the same name cannot meet here at all.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::Arc,
 };
 
-use arc_swap::ArcSwap;
 use kruntimes_api::keys::RunUid;
-use tokio::{
-    sync::{Semaphore, watch},
-    time::{Instant, timeout_at},
-};
 
-use super::{Entry, Miss, Owner, Routes, State};
+use super::{Entry, State};
 
 /// What a watch covers; its list replaces exactly that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -45,37 +39,6 @@ pub struct Table {
     entries: HashMap<RunUid, Arc<Entry>>,
 }
 
-/// A finished table, as readers see it.
-type Snapshot = HashMap<RunUid, Arc<Entry>>;
-
-/// The table shared between watches (which write) and the path (which reads finished snapshots).
-#[derive(Debug)]
-pub struct Shared {
-    table: Mutex<Writer>,
-    snapshot: ArcSwap<Snapshot>,
-    listed: watch::Sender<Version>,
-    waiters: Semaphore,
-}
-
-#[derive(Debug)]
-struct Writer {
-    table: Table,
-    not_listed: HashSet<Scope>,
-}
-
-/// Grows with every snapshot; tells also whether every watch has listed once.
-#[derive(Debug, Clone, Copy, Default)]
-struct Version {
-    number: u64,
-    complete: bool,
-}
-
-/// How long an unknown UID may take to appear (C-3.5).
-pub const APPEAR: Duration = Duration::from_millis(300);
-
-/// How many calls may wait for that at once. Strangers can make a call wait, so it is few.
-pub const WAITERS: usize = 256;
-
 // === impl Table ===
 
 impl Table {
@@ -97,6 +60,12 @@ impl Table {
             .get(&last.key.uid)
             .is_none_or(|held| last.attempt < held.attempt);
         !late && self.entries.remove(&last.key.uid).is_some()
+    }
+
+    /// All entries.
+    #[must_use]
+    pub fn entries(&self) -> &HashMap<RunUid, Arc<Entry>> {
+        &self.entries
     }
 
     /// `all` is everything in `scope`. Says whether anything changed.
@@ -130,105 +99,6 @@ impl Scope {
     }
 }
 
-// === impl Shared ===
-
-impl Shared {
-    /// Empty, until each of `scopes` has been listed.
-    #[must_use]
-    pub fn new(scopes: impl IntoIterator<Item = Scope>) -> Self {
-        let writer = Writer {
-            table: Table::default(),
-            not_listed: scopes.into_iter().collect(),
-        };
-        let version = Version {
-            number: 0,
-            complete: writer.not_listed.is_empty(),
-        };
-        Self {
-            table: Mutex::new(writer),
-            snapshot: ArcSwap::default(),
-            listed: watch::Sender::new(version),
-            waiters: Semaphore::new(WAITERS),
-        }
-    }
-
-    /// Takes in all of `news` of a watch over `scope` and publishes at most one snapshot.
-    pub fn take_in(&self, scope: &Scope, news: impl IntoIterator<Item = News>) {
-        // Nothing below can panic half-way, so a poisoned lock is still good.
-        let mut writer = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = false;
-        for piece in news {
-            changed |= match piece {
-                News::Apply(entry) => writer.table.apply(entry),
-                News::Delete(last) => writer.table.delete(&last),
-                News::Reset(all) => {
-                    let first = writer.not_listed.remove(scope);
-                    writer.table.reset(scope, all) || first
-                }
-            };
-        }
-        if changed {
-            self.snapshot.store(Arc::new(writer.table.entries.clone()));
-            let complete = writer.not_listed.is_empty();
-            self.listed.send_modify(|version| {
-                *version = Version {
-                    number: version.number + 1,
-                    complete,
-                }
-            });
-        }
-    }
-
-    /// How many functions are known, and how many of them can be called.
-    #[must_use]
-    pub fn count(&self) -> (usize, usize) {
-        let snapshot = self.snapshot.load();
-        let ready = snapshot
-            .values()
-            .filter(|entry| matches!(entry.state, State::Ready(_)))
-            .count();
-        (snapshot.len(), ready)
-    }
-
-    /// Every owner that some route leads to.
-    #[must_use]
-    pub fn owners(&self) -> HashSet<Owner> {
-        let route = |entry: &Arc<Entry>| match &entry.state {
-            State::Ready(route) => Some(route.owner),
-            _ => None,
-        };
-        self.snapshot.load().values().filter_map(route).collect()
-    }
-}
-
-impl Routes for Shared {
-    fn find(&self, uid: RunUid) -> Result<Arc<Entry>, Miss> {
-        match self.snapshot.load().get(&uid) {
-            Some(entry) => Ok(Arc::clone(entry)),
-            None if self.listed.borrow().complete => Err(Miss::Unknown),
-            None => Err(Miss::NotListed),
-        }
-    }
-
-    async fn appear(&self, uid: RunUid) -> Result<Arc<Entry>, Miss> {
-        let mut news = self.listed.subscribe();
-        let mut found = self.find(uid);
-        if found != Err(Miss::Unknown) {
-            return found;
-        }
-        // Full: they wait for nothing, and this one answers at once.
-        let Ok(_waiting) = self.waiters.try_acquire() else {
-            return found;
-        };
-        let deadline = Instant::now() + APPEAR;
-        while found == Err(Miss::Unknown) && matches!(timeout_at(deadline, news.changed()).await, Ok(Ok(())))
-        {
-            found = self.find(uid);
-        }
-        found
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use kruntimes_api::keys::{Attempt, PodUid, RunKey};
@@ -236,9 +106,9 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::routes::{NotReady, Route};
+    use crate::routes::{NotReady, Owner, Route};
 
-    const UID: &str = "2c24c1f0-9f8f-4f80-82d5-3dd16a12d1e6";
+    pub(crate) const UID: &str = "2c24c1f0-9f8f-4f80-82d5-3dd16a12d1e6";
 
     pub(crate) fn entry(attempt: i32, state: State) -> Entry {
         Entry {
@@ -266,11 +136,11 @@ pub(crate) mod tests {
         entry(attempt, State::Ready(route))
     }
 
-    fn not_ready(attempt: i32) -> Entry {
+    pub(crate) fn not_ready(attempt: i32) -> Entry {
         entry(attempt, State::NotReady(NotReady::Recovering))
     }
 
-    fn other_life(entry: &Entry) -> Entry {
+    pub(crate) fn other_life(entry: &Entry) -> Entry {
         let mut other = entry.clone();
         other.key.uid = "00000000-0000-4000-8000-000000000001".parse().unwrap();
         other
@@ -339,49 +209,6 @@ pub(crate) mod tests {
         assert_eq!(table.entries.len(), 1);
         assert!(table.reset(&Scope::All, vec![]));
         assert!(table.entries.is_empty());
-    }
-
-    #[test]
-    fn readers_know_whether_the_runs_were_listed() {
-        let uid = UID.parse().unwrap();
-        let (a, b) = (Scope::Namespace("demo".into()), Scope::Namespace("b".into()));
-        let shared = Shared::new([a.clone(), b.clone()]);
-        shared.take_in(&a, [News::Reset(vec![])]);
-        assert_eq!(shared.find(uid), Err(Miss::NotListed));
-        shared.take_in(&b, [News::Reset(vec![])]);
-        assert_eq!(shared.find(uid), Err(Miss::Unknown));
-        shared.take_in(&a, [News::Apply(not_ready(1)), News::Apply(ready(1, "p1"))]);
-        assert_eq!(*shared.find(uid).unwrap(), ready(1, "p1"));
-        assert_eq!((shared.count(), shared.owners().len()), ((1, 1), 1));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_unknown_uid_may_appear_within_300_ms_c_3_5() {
-        let uid = UID.parse().unwrap();
-        let shared = Shared::new([]);
-        let before = Instant::now();
-        assert_eq!(shared.appear(uid).await, Err(Miss::Unknown));
-        assert_eq!(before.elapsed(), APPEAR);
-        let (found, ()) = tokio::join!(shared.appear(uid), async {
-            shared.take_in(&Scope::All, [News::Apply(other_life(&ready(1, "p2")))]);
-            tokio::time::sleep(APPEAR / 2).await;
-            shared.take_in(&Scope::All, [News::Apply(ready(1, "p1"))]);
-        });
-        assert_eq!(*found.unwrap(), ready(1, "p1"));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn those_who_wait_are_bounded() {
-        let uid = UID.parse().unwrap();
-        let shared = Shared::new([]);
-        let all = shared
-            .waiters
-            .try_acquire_many(u32::try_from(WAITERS).unwrap())
-            .unwrap();
-        let before = Instant::now();
-        assert_eq!(shared.appear(uid).await, Err(Miss::Unknown));
-        assert_eq!(before.elapsed(), Duration::ZERO);
-        drop(all);
     }
 
     proptest! {

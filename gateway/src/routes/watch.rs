@@ -22,7 +22,8 @@ use tower::util::MapResponseLayer;
 use super::{
     Entry,
     facts::SeenRun,
-    table::{News, Scope, Shared},
+    shared::Shared,
+    table::{News, Scope},
 };
 
 /// The API server ends each watch after this many seconds; so a watch that went silent is noticed (C-3.14).
