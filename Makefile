@@ -55,7 +55,7 @@ down: ## ends the clusters of this clone
 e2e: ## end-to-end tests on the cluster; T=cluster_invoke runs one file [T=file::test one test]
 	@dev/test e2e $(T)
 
-load: ## k6 load against the demo's function; SCENARIO=smoke|steady|burst|soak
+load: ## k6 load against the demo's function; SCENARIO=smoke|burst
 	@dev/load $(or $(SCENARIO),smoke)
 
 conformance: ## the Runtime Server protocol, against every built-in adapter

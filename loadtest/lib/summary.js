@@ -15,6 +15,8 @@ export function summarize(data, scenario) {
     scenario,
     calls: values("http_reqs").count || 0,
     failed: values("failed_calls").count || 0,
+    // Only where a scenario provokes it.
+    busy: (data.metrics.busy_calls && values("busy_calls").count) || undefined,
     requests_per_second: Math.round((values("http_reqs").rate || 0) * 10) / 10,
     duration_us: {
       min: micros(duration.min),
