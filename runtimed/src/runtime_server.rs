@@ -91,6 +91,19 @@ pub enum ServerError {
     Silent(String),
 }
 
+/// How the server is connected to, whatever the way: quickly, with windows for whole messages, and
+/// without pings.
+///
+/// # Errors
+/// When `url` is none.
+pub fn endpoint(url: &str) -> Result<Endpoint, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(url.to_owned())?;
+    Ok(endpoint
+        .connect_timeout(CONNECT)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW))
+}
+
 // === impl ServerAddress ===
 
 impl FromStr for ServerAddress {
@@ -139,11 +152,7 @@ impl RuntimeServer {
     /// # Errors
     /// When the address is none; the text names the flag.
     pub fn connect_lazy(address: &ServerAddress) -> Result<Self, String> {
-        let endpoint = Endpoint::from_shared(address.0.clone())
-            .map_err(|error| format!("--server {}: {error}", address.0))?
-            .connect_timeout(CONNECT)
-            .initial_stream_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW);
+        let endpoint = endpoint(&address.0).map_err(|error| format!("--server {}: {error}", address.0))?;
         Ok(Self::over(endpoint.connect_lazy()))
     }
 

@@ -33,6 +33,9 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 /// Of the grace period, what is kept for unregistering and for the last writes.
 const RESERVE: Duration = Duration::from_secs(15);
 
+/// After the end of a Run's life, for the answer to a call that had the same deadline.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
+
 /// The task of one Run.
 pub(super) struct Driver {
     pod: Arc<Pod>,
@@ -298,9 +301,13 @@ impl Driver {
         };
         if let Some(entry) = &self.entry {
             entry.close(gate);
-            if patient {
-                let _ = timeout(self.pod.grace.saturating_sub(RESERVE), entry.slot.free()).await;
-            }
+            let patience = match self.local.expired {
+                _ if patient => self.pod.grace.saturating_sub(RESERVE),
+                // A call never outlives the Run; it is told of its deadline, not of a cancellation.
+                Some(Expired::Lifetime) => LAST_ANSWER,
+                _ => Duration::ZERO,
+            };
+            let _ = timeout(patience, entry.slot.free()).await;
         }
         let began = Instant::now();
         let mut drain = patient.then_some(self.pod.grace);

@@ -18,17 +18,14 @@ use kruntimes_proto::{
     },
     limits,
 };
-use kruntimes_runtimed::runtime_server::RuntimeServer;
+use kruntimes_runtimed::runtime_server::{RuntimeServer, endpoint};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::{Notify, Semaphore, mpsc},
     time::Instant,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{
-    Request, Response, Status,
-    transport::{Endpoint, Server},
-};
+use tonic::{Request, Response, Status, transport::Server};
 
 /// Clones share it.
 #[derive(Clone)]
@@ -39,8 +36,7 @@ struct Shared {
     changed: Notify,
     /// One permit lets one call of `wait` end.
     go: Semaphore,
-    /// HTTP/2 frames that came, and how many of them were pings of the client's own.
-    frames: AtomicUsize,
+    /// HTTP/2 pings of the client's own.
     pings: AtomicUsize,
     /// Clock of the node, which a paused test moves.
     began: (Timestamp, Instant),
@@ -92,7 +88,6 @@ impl FakeServer {
             state: Mutex::default(),
             changed: Notify::new(),
             go: Semaphore::new(0),
-            frames: AtomicUsize::new(0),
             pings: AtomicUsize::new(0),
             began: (Timestamp::now(), Instant::now()),
         }))
@@ -118,7 +113,8 @@ impl FakeServer {
                 .map_err(|_| std::io::Error::other("the server is gone"));
             std::future::ready(dialled.map(|()| hyper_util::rt::TokioIo::new(ours)))
         });
-        let channel = Endpoint::from_static("http://runtime-server").connect_with_connector_lazy(connector);
+        let endpoint = endpoint("http://runtime-server").expect("a URL");
+        let channel = endpoint.connect_with_connector_lazy(connector);
         RuntimeServer::over(channel)
     }
 
@@ -187,12 +183,7 @@ impl FakeServer {
             .collect()
     }
 
-    /// HTTP/2 frames that came so far.
-    pub(crate) fn frames(&self) -> usize {
-        self.0.frames.load(Ordering::SeqCst)
-    }
-
-    /// Pings among them that were no answers.
+    /// Pings that came and were no answers.
     pub(crate) fn pings(&self) -> usize {
         self.0.pings.load(Ordering::SeqCst)
     }
@@ -247,7 +238,7 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(task);
 }
 
-/// Passes bytes on and counts the frames from client to server.
+/// Passes bytes on and counts the pings from client to server.
 async fn tap(client: DuplexStream, server: DuplexStream, counts: FakeServer) {
     const PREFACE: usize = 24;
     let (mut from_client, mut to_client) = tokio::io::split(client);
@@ -263,7 +254,6 @@ async fn tap(client: DuplexStream, server: DuplexStream, counts: FakeServer) {
             let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
             let mut frame = vec![0; length];
             from_client.read_exact(&mut frame).await?;
-            counts.0.frames.fetch_add(1, Ordering::SeqCst);
             if head[3] == 6 && head[4] & 1 == 0 {
                 counts.0.pings.fetch_add(1, Ordering::SeqCst);
             }
