@@ -1,11 +1,18 @@
 //! An HTTPS caller that shows everything of an answer.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Either, Full};
+use hyper::body::{Frame, SizeHint};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
@@ -45,6 +52,8 @@ pub struct Call {
     pub headers: Vec<(String, String)>,
     /// Body.
     pub body: Bytes,
+    /// Announces a body of this many bytes and sends none of it.
+    pub withheld: Option<u64>,
 }
 
 /// One answer.
@@ -71,7 +80,15 @@ impl Call {
                 ("content-type".to_owned(), "application/json".to_owned()),
             ],
             body: body.into(),
+            withheld: None,
         }
+    }
+
+    /// Announces a body of this length without sending it.
+    #[must_use]
+    pub fn withholding(mut self, length: u64) -> Self {
+        self.withheld = Some(length);
+        self
     }
 
     /// Speaks this version.
@@ -102,7 +119,10 @@ impl Gateway {
         for (name, value) in &call.headers {
             request = request.header(name, value);
         }
-        let request = request.body(Full::new(call.body.clone()))?;
+        let request = request.body(match call.withheld {
+            Some(length) => Either::Right(Withheld(length)),
+            None => Either::Left(Full::new(call.body.clone())),
+        })?;
         let io = TokioIo::new(stream);
         let answer = match call.version {
             Version::Http1 => {
@@ -166,6 +186,25 @@ impl Answer {
     #[must_use]
     pub fn problem(&self, field: &str) -> String {
         self.json()[field].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// A body that is announced and never comes.
+struct Withheld(u64);
+
+impl hyper::body::Body for Withheld {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Poll::Pending
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0)
     }
 }
 

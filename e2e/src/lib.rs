@@ -9,6 +9,7 @@
 
 pub mod call;
 pub mod cluster;
+pub mod install;
 pub mod kubelet;
 pub mod processes;
 pub mod stack;

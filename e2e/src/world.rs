@@ -145,6 +145,14 @@ pub async fn token(client: &Client, namespace: &str, account: &str) -> Result<St
 }
 
 impl World {
+    /// Deletes the namespace with all that is in it.
+    pub async fn close(&self) -> Result<()> {
+        Api::<Namespace>::all(self.client.clone())
+            .delete(&self.namespace, &DeleteParams::default())
+            .await?;
+        Ok(())
+    }
+
     /// The namespace's Runs.
     #[must_use]
     pub fn runs(&self) -> Api<Run> {

@@ -54,17 +54,12 @@ pub async fn ends_release_the_slot(world: &World, runs: usize) -> Result<()> {
     ensure!(waiting.phase() == Phase::Pending, "{:?}", waiting.phase());
 
     world.cancel("held-0").await?;
-    let ended = world.phase("held-0", Phase::Cancelled).await?;
-    ensure!(
-        !ended
-            .metadata
-            .finalizers
-            .iter()
-            .flatten()
-            .any(|it| it == FINALIZER),
-        "{:?}",
-        ended.metadata.finalizers
-    );
+    let ended = world
+        .run_until("held-0", "Cancelled and free of the finalizer", |run| {
+            let held = run.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER);
+            run.phase() == Phase::Cancelled && !held
+        })
+        .await?;
     let completed = ended
         .condition("Completed")
         .context("a cancelled Run is Completed")?;

@@ -1,0 +1,56 @@
+//! A world in an installation that Helm made.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::{Secret, Service};
+use kube::Api;
+
+use crate::{
+    call::Gateway,
+    cluster::Cluster,
+    stack,
+    world::{self, CALLER, World},
+};
+
+/// Namespace of the release; `KRUNTIMES_SYSTEM_NAMESPACE` names another.
+const SYSTEM: &str = "kruntimes-system";
+
+/// Makes a namespace with a Runtime of `replicas` Pods that hold `runs` Runs each.
+pub async fn world(cluster: &Cluster, replicas: i32, runs: u32) -> Result<World> {
+    let client = &cluster.client;
+    let system = std::env::var("KRUNTIMES_SYSTEM_NAMESPACE").unwrap_or_else(|_| SYSTEM.to_owned());
+    let services: Api<Service> = Api::namespaced(client.clone(), &system);
+    let Some(service) = services.get_opt("kruntimes-gateway").await? else {
+        bail!(
+            "no Service kruntimes-gateway in namespace {system}: run `make e2e`, which installs the charts"
+        );
+    };
+    let address = service
+        .spec
+        .and_then(|spec| spec.cluster_ip)
+        .context("the Service has an address")?;
+    let secret = Api::<Secret>::namespaced(client.clone(), &system)
+        .get("kruntimes-gateway-tls")
+        .await?;
+    let ca = secret
+        .data
+        .as_ref()
+        .and_then(|data| data.get("ca.crt"))
+        .context("the Secret has ca.crt")?;
+    let namespace = world::unique("fn");
+    world::make_namespace(client, &namespace).await?;
+    stack::make_runtime(client, &namespace, "python", replicas, runs).await?;
+    Ok(World {
+        client: client.clone(),
+        runtime: "python".to_owned(),
+        gateway: Gateway {
+            address: SocketAddr::new(address.parse()?, 443),
+            name: format!("kruntimes-gateway.{system}.svc"),
+            ca: ca.0.clone(),
+        },
+        audit_log: cluster.audit_log(),
+        token: world::token(client, &namespace, CALLER).await?,
+        namespace,
+    })
+}
