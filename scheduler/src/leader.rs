@@ -7,6 +7,7 @@ use tokio::sync::watch as channel;
 
 use crate::{
     bind::Writer,
+    events,
     hub::Hub,
     identity::Identity,
     lease::{Candidate, Term, Timing},
@@ -82,7 +83,8 @@ async fn lead(context: &Context, term: &Term) {
         hub.caught_up().await;
         tracing::info!("caught up with the cluster");
         let writer = Writer::new(context.client.clone(), term.clone());
-        let runs = RunLoop::new(&hub, writer, &context.metrics);
+        let (events, publisher) = events::channel(context.client.clone(), &context.identity);
+        let runs = RunLoop::new(&hub, writer, events, &context.metrics);
         let pools = PoolLoop::new(
             &hub,
             context.client.clone(),
@@ -91,7 +93,7 @@ async fn lead(context: &Context, term: &Term) {
             publishing,
             &context.metrics,
         );
-        tokio::join!(runs.run(), pools.run());
+        tokio::join!(runs.run(), pools.run(), publisher.run());
     };
     tokio::join!(
         watch::run(&context.client, &context.scopes, &hub),

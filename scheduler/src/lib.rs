@@ -31,6 +31,7 @@ pub mod args;
 pub mod assumed;
 pub mod bind;
 pub mod cycle;
+mod events;
 pub mod expire;
 pub mod facts;
 pub mod filter;

@@ -14,6 +14,7 @@ use crate::{
     assumed::Reservation,
     bind::{Writer, Written},
     cycle::Ask,
+    events::Events,
     facts::ObjectKey,
     hub::{Hub, State},
     metrics::{Metrics, WriteLabels},
@@ -34,6 +35,7 @@ pub(crate) struct RunLoop<'a> {
     pub(crate) hub: &'a Hub,
     pub(crate) writer: Writer,
     pub(crate) metrics: &'a Metrics,
+    events: Events,
     /// Versions that we have written over and that the watch still shows.
     written: HashMap<RunUid, (Option<String>, Instant)>,
 }
@@ -41,11 +43,12 @@ pub(crate) struct RunLoop<'a> {
 // === impl RunLoop ===
 
 impl<'a> RunLoop<'a> {
-    pub(crate) fn new(hub: &'a Hub, writer: Writer, metrics: &'a Metrics) -> Self {
+    pub(crate) fn new(hub: &'a Hub, writer: Writer, events: Events, metrics: &'a Metrics) -> Self {
         Self {
             hub,
             writer,
             metrics,
+            events,
             written: HashMap::new(),
         }
     }
@@ -130,6 +133,7 @@ impl<'a> RunLoop<'a> {
                 let result = self.writer.status(run, &status).await;
                 if result == Written::Done {
                     log_write(key, why, status.message.as_deref());
+                    self.events.written(run, why, status.message.as_deref());
                 }
                 self.settle(key, run, about(why), result);
             }
@@ -153,6 +157,7 @@ impl<'a> RunLoop<'a> {
                     Written::Done => {
                         let pod = status.assigned_pod.as_deref();
                         tracing::info!(run = %Name(key), uid = %run_uid, pod, %attempt, "assigned");
+                        self.events.assigned(run, pod.unwrap_or_default());
                     }
                     // It may be there: the room stays taken until a read tells.
                     Written::Unknown(_) => {}

@@ -1,4 +1,4 @@
-use super::*;
+use super::{pod::RESERVED_VOLUMES, *};
 
 fn config() -> Config {
     Config {

@@ -1,0 +1,149 @@
+//! Events on transitions of Runs, for `kubectl describe` (C-2.4). They are told, not kept: a full
+//! queue or a failed request loses them and delays nothing.
+
+use kruntimes_api::{Run, names::MANAGER_SCHEDULER};
+use kube::{
+    Client, Resource as _,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+use tokio::sync::mpsc;
+
+use crate::{plan::Why, recover::Kind};
+
+/// Events that may wait for the API server.
+const QUEUE: usize = 256;
+/// Longest note the API accepts, bytes.
+const NOTE_MAX: usize = 1000;
+
+/// Takes events; clones share the queue.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    queue: mpsc::Sender<Told>,
+}
+
+/// Sends what was taken.
+pub(crate) struct Publisher {
+    queue: mpsc::Receiver<Told>,
+    recorder: Recorder,
+}
+
+type Told = (Event, k8s_openapi::api::core::v1::ObjectReference);
+
+/// Both ends.
+pub(crate) fn channel(client: Client, identity: &str) -> (Events, Publisher) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let reporter = Reporter {
+        controller: MANAGER_SCHEDULER.to_owned(),
+        instance: Some(identity.to_owned()),
+    };
+    (
+        Events { queue: sender },
+        Publisher {
+            queue: receiver,
+            recorder: Recorder::new(client, reporter),
+        },
+    )
+}
+
+// === impl Events ===
+
+impl Events {
+    /// A Run has got a Pod.
+    pub(crate) fn assigned(&self, run: &Run, pod: &str) {
+        self.tell(
+            run,
+            EventType::Normal,
+            "Assigned",
+            format!("assigned to Pod {pod}"),
+        );
+    }
+
+    /// A status was written. Waiting is a state and no transition: its condition says it.
+    pub(crate) fn written(&self, run: &Run, why: Why, message: Option<&str>) {
+        let Some((type_, reason)) = transition(why) else {
+            return;
+        };
+        self.tell(run, type_, reason, message.unwrap_or_default().to_owned());
+    }
+
+    fn tell(&self, run: &Run, type_: EventType, reason: &str, mut note: String) {
+        note.truncate(note.floor_char_boundary(NOTE_MAX));
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: "Schedule".to_owned(),
+            secondary: None,
+        };
+        // Full: the API server is slow, and there are more important requests.
+        let _ = self.queue.try_send((event, run.object_ref(&())));
+    }
+}
+
+// === impl Publisher ===
+
+impl Publisher {
+    /// Runs until dropped.
+    pub(crate) async fn run(mut self) {
+        while let Some((event, object)) = self.queue.recv().await {
+            if let Err(error) = self.recorder.publish(&event, &object).await {
+                tracing::debug!(%error, reason = event.reason, "an event is lost");
+            }
+        }
+    }
+}
+
+fn transition(why: Why) -> Option<(EventType, &'static str)> {
+    Some(match why {
+        Why::Waits(_) | Why::Healthy => return None,
+        Why::NeverFits => (EventType::Warning, "NeverFits"),
+        Why::Cancelled | Why::Recover(Kind::Cancelled) => (EventType::Normal, "Cancelled"),
+        Why::Lifetime => (EventType::Normal, "Lifetime"),
+        Why::Recover(Kind::Recovering) => (EventType::Warning, "Recovering"),
+        Why::Recover(Kind::Retrying) => (EventType::Warning, "Retrying"),
+        Why::Recover(Kind::HandedOver) => (EventType::Normal, "Unassigned"),
+        Why::Recover(Kind::Exhausted) => (EventType::Warning, "RetriesExhausted"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kruntimes_api::fixtures;
+
+    use super::*;
+    use crate::cycle::Wait;
+
+    fn pair() -> (Events, mpsc::Receiver<Told>) {
+        let (queue, receiver) = mpsc::channel(1);
+        (Events { queue }, receiver)
+    }
+
+    #[test]
+    fn transitions_are_told_and_waiting_is_not() {
+        let (events, mut told) = pair();
+        let run = fixtures::run("ns", "n").build();
+        events.written(&run, Why::Waits(Wait::CapacityFull), Some("full"));
+        assert!(told.try_recv().is_err());
+        events.written(&run, Why::Recover(Kind::Retrying), Some(&"é".repeat(1000)));
+        let (event, object) = told.try_recv().unwrap();
+        assert_eq!(
+            (event.reason.as_str(), object.name.as_deref()),
+            ("Retrying", Some("n"))
+        );
+        assert!(
+            event
+                .note
+                .is_some_and(|it| it.len() <= NOTE_MAX && !it.is_empty())
+        );
+    }
+
+    #[test]
+    fn a_full_queue_delays_nobody() {
+        let (events, mut told) = pair();
+        let run = fixtures::run("ns", "n").build();
+        events.assigned(&run, "pod-a");
+        events.assigned(&run, "pod-b");
+        assert!(told.try_recv().is_ok());
+        assert!(told.try_recv().is_err(), "the second was dropped");
+    }
+}

@@ -1,0 +1,116 @@
+//! What the template of a Runtime may not have (C-2), each with the field and the reason.
+
+use kruntimes_api::RuntimeSpec;
+use serde_json::Value;
+
+use super::{
+    Refusal, USER, list,
+    pod::{CONTAINER_RUNTIMED, RESERVED_VOLUMES},
+};
+
+/// The first thing that is refused.
+pub(super) fn refuse(spec: &RuntimeSpec) -> Result<(), Refusal> {
+    let refusal = |reason, message: String| Err(Refusal { reason, message });
+    let pod = &spec.template.spec.rest;
+    let on = |field: &str| pod.get(field).and_then(Value::as_bool) == Some(true);
+    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+        if on(field) {
+            return refusal(
+                "HostNamespace",
+                format!(
+                    "spec.template.spec.{field} is refused: a pool shares no namespace with its node; remove it"
+                ),
+            );
+        }
+    }
+    if on("shareProcessNamespace") {
+        return refusal(
+            "SharedProcessNamespace",
+            "spec.template.spec.shareProcessNamespace is refused: functions would see runtimed; remove it"
+                .to_owned(),
+        );
+    }
+    for (at, volume) in list(pod.get("volumes")).enumerate() {
+        let name = volume.get("name").and_then(Value::as_str).unwrap_or_default();
+        if volume.get("hostPath").is_some() {
+            return refusal(
+                "HostPath",
+                format!("spec.template.spec.volumes[{at}].hostPath is refused; use another kind of volume"),
+            );
+        }
+        if RESERVED_VOLUMES.contains(&name) {
+            return refusal(
+                "ReservedName",
+                format!("spec.template.spec.volumes[{at}].name {name} is reserved; choose another"),
+            );
+        }
+    }
+    if spec
+        .workspace
+        .as_ref()
+        .is_some_and(|it| it.get("hostPath").is_some())
+    {
+        return refusal(
+            "HostPath",
+            "spec.workspace.hostPath is refused; use another kind of volume".to_owned(),
+        );
+    }
+    let init = list(pod.get("initContainers")).filter_map(|it| it.get("name").and_then(Value::as_str));
+    let own = spec.template.spec.containers.iter().map(|it| it.name.as_str());
+    if own.chain(init).any(|name| name == CONTAINER_RUNTIMED) {
+        return refusal(
+            "ReservedName",
+            "spec.template.spec holds a container named runtimed, which is reserved; choose another name"
+                .to_owned(),
+        );
+    }
+    let runtimes = spec
+        .template
+        .spec
+        .containers
+        .iter()
+        .filter(|it| it.name == "runtime")
+        .count();
+    if runtimes != 1
+        || spec
+            .template
+            .spec
+            .containers
+            .first()
+            .is_none_or(|it| it.name != "runtime")
+    {
+        return refusal(
+            "NoRuntimeContainer",
+            "the first container of spec.template.spec.containers must be named runtime".to_owned(),
+        );
+    }
+    if list(pod.get("ephemeralContainers")).next().is_some() {
+        return refusal(
+            "EphemeralContainers",
+            "spec.template.spec.ephemeralContainers is refused; remove it".to_owned(),
+        );
+    }
+    if pod
+        .get("restartPolicy")
+        .and_then(Value::as_str)
+        .is_some_and(|it| it != "Always")
+    {
+        return refusal(
+            "RestartPolicy",
+            "spec.template.spec.restartPolicy must be Always or absent".to_owned(),
+        );
+    }
+    let group = pod
+        .get("securityContext")
+        .and_then(|it| it.get("fsGroup"))
+        .and_then(Value::as_i64);
+    if group.is_some_and(|it| it != USER) {
+        return refusal(
+            "ReservedGroup",
+            format!(
+                "spec.template.spec.securityContext.fsGroup must be {USER} or absent: runtimed reads its token as that group"
+            ),
+        );
+    }
+    Ok(())
+}
