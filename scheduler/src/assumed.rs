@@ -54,7 +54,7 @@ impl Assumed {
     }
 
     /// How many.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.by_run.len()
     }
 
@@ -109,9 +109,9 @@ mod tests {
         assumed.reserve(uid, reservation("pod-a", 2));
         assumed.settle(&pending);
         assumed.settle(&fixtures::run("ns", "n").attempt(1).scheduled_on("pod-a").build());
-        assert_eq!(assumed.len(), 1);
+        assert_eq!(assumed.count(), 1);
         assumed.settle(&fixtures::run("ns", "n").attempt(2).scheduled_on("pod-a").build());
-        assert_eq!(assumed.len(), 0);
+        assert_eq!(assumed.count(), 0);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
             .build();
         assumed.reserve(ended.run_uid().unwrap(), reservation("pod-a", 1));
         assumed.settle(&ended);
-        assert_eq!(assumed.len(), 0);
+        assert_eq!(assumed.count(), 0);
     }
 
     /// What may happen, in any order: the API holds the truth, the watch shows it late.

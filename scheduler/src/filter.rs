@@ -153,7 +153,7 @@ mod tests {
         let first = ask(terms.clone(), &[("app", "cache")]);
         assert_eq!(verdicts(&first, &pods()), [Ok(()), Ok(())]);
         let mut seeded = pods();
-        seeded.pods[0].neighbours.push(first.labels.clone());
+        seeded.pods[0].neighbours.push(first.labels);
         assert_eq!(
             verdicts(&ask(terms, &[("app", "cache")]), &seeded),
             [Ok(()), Err(Rejection::Affinity)]

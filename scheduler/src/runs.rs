@@ -27,6 +27,8 @@ use crate::{
 /// After a write the watch normally answers within milliseconds; when it has not after this, the
 /// object is read.
 const WATCH_PATIENCE: Duration = Duration::from_secs(2);
+/// A Run whose Pod exists and is not shown by the watch is looked at this often.
+const UNSEEN_POD_LOOK: Duration = Duration::from_secs(30);
 /// Pause after a failure that time may heal.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -38,6 +40,17 @@ pub(crate) struct RunLoop<'a> {
     events: Events,
     /// Versions that we have written over and that the watch still shows.
     written: HashMap<RunUid, (Option<String>, Instant)>,
+}
+
+/// What a look at a Run leads to.
+enum Look {
+    /// It is not there.
+    Gone,
+    /// The watch has not shown yet what we wrote.
+    Wait(Duration),
+    /// The watch is late, or an assignment has an unknown outcome: read it live.
+    Read(Arc<Run>),
+    Do(Arc<Run>, Plan),
 }
 
 // === impl RunLoop ===
@@ -65,50 +78,58 @@ impl<'a> RunLoop<'a> {
     }
 
     async fn look(&mut self, key: &ObjectKey) {
-        let Some((run, plan)) = self.decide(key, None) else {
-            return;
+        let (run, plan) = match self.decide(key, None) {
+            Look::Wait(pause) => return self.hub.runs.wake_after(key.clone(), pause),
+            Look::Read(run) => return self.refresh(key, &run).await,
+            Look::Do(run, plan) => (run, plan),
+            Look::Gone => return,
         };
-        let plan = match plan {
-            Plan::ConfirmPod { name, uid } => match self.confirm(key, &name, &uid).await {
-                Some(pod) => match self.decide(key, Some((&uid, pod))) {
-                    // It may have moved on during the read; then it is in the queue again.
-                    Some((now, plan)) if now == run => plan,
-                    _ => return,
-                },
-                None => return self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
-            },
-            plan => plan,
+        let Plan::ConfirmPod { name, uid } = plan else {
+            return self.act(key, &run, plan).await;
         };
-        self.act(key, &run, plan).await;
+        let Some(pod) = self.confirm(key, &name, &uid).await else {
+            return self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
+        };
+        if pod == Pod::There {
+            // The watch is behind, or has lost the Pod's label; then it will not tell of its end.
+            self.hub.runs.wake_after(key.clone(), UNSEEN_POD_LOOK);
+        }
+        match self.decide(key, Some((&uid, pod))) {
+            Look::Do(now, plan) if now == run => self.act(key, &run, plan).await,
+            // It has moved on during the read.
+            _ => self.hub.runs.wake(key.clone()),
+        }
     }
 
-    /// The Run as the watch shows it and what to do; `None` when there is nothing to do yet.
-    fn decide(&mut self, key: &ObjectKey, confirmed: Option<(&PodUid, Pod)>) -> Option<(Arc<Run>, Plan)> {
+    /// What to do with the Run as the watch shows it.
+    fn decide(&mut self, key: &ObjectKey, confirmed: Option<(&PodUid, Pod)>) -> Look {
         let state = self.hub.lock();
-        let run = Arc::clone(state.world.run(key)?);
-        let uid = run.run_uid()?;
-        if let Some((version, since)) = self.written.get(&uid) {
-            if *version == run.metadata.resource_version {
-                let waited = since.elapsed();
-                drop(state);
-                if waited < WATCH_PATIENCE {
-                    self.hub
-                        .runs
-                        .wake_after(key.clone(), WATCH_PATIENCE.saturating_sub(waited));
-                    return None;
-                }
-                return Some((run, Plan::Later(Duration::ZERO)));
+        let Some((run, uid)) = state
+            .world
+            .run(key)
+            .and_then(|run| Some((Arc::clone(run), run.run_uid()?)))
+        else {
+            return Look::Gone;
+        };
+        match self.written.get(&uid) {
+            Some((version, since)) if *version == run.metadata.resource_version => {
+                let left = WATCH_PATIENCE.saturating_sub(since.elapsed());
+                return if left.is_zero() {
+                    Look::Read(run)
+                } else {
+                    Look::Wait(left)
+                };
             }
-            self.written.remove(&uid);
-        }
+            Some(_) => self.written.remove(&uid),
+            None => None,
+        };
         if state.assumed.of(uid).is_some() {
             // Its assignment is under way, and the watch shows something older.
-            drop(state);
-            return Some((run, Plan::Later(Duration::ZERO)));
+            return Look::Read(run);
         }
-        let view = view(&state, key, &run, confirmed);
-        let plan = plan(view);
-        Some((Arc::clone(&run), plan))
+        let plan = plan(view(&state, key, &run, confirmed));
+        drop(state);
+        Look::Do(run, plan)
     }
 
     async fn confirm(&self, key: &ObjectKey, pod: &str, uid: &PodUid) -> Option<Pod> {
@@ -125,11 +146,15 @@ impl<'a> RunLoop<'a> {
     async fn act(&mut self, key: &ObjectKey, run: &Arc<Run>, plan: Plan) {
         match plan {
             Plan::Nothing => {}
-            Plan::Later(Duration::ZERO) => self.refresh(key, run).await,
             Plan::Later(pause) => self.hub.runs.wake_after(key.clone(), pause),
-            // Confirmed just now to be there: the watch is behind, or lost the label.
+            // It was confirmed before; another Pod is meant now.
             Plan::ConfirmPod { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
             Plan::Write { status, why } => {
+                if why == Why::Recover(Kind::HandedOver)
+                    && let Some((_, pod)) = run.assignment()
+                {
+                    self.hub.lock().world.pass_over(pod.as_str(), Instant::now());
+                }
                 let result = self.writer.status(run, &status).await;
                 if result == Written::Done {
                     log_write(key, why, status.message.as_deref());
@@ -256,7 +281,7 @@ impl<'a> RunLoop<'a> {
             .set(i64::try_from(state.world.waiting_runs()).unwrap_or(i64::MAX));
         self.metrics
             .assumed_runs
-            .set(i64::try_from(state.assumed.len()).unwrap_or(i64::MAX));
+            .set(i64::try_from(state.assumed.count()).unwrap_or(i64::MAX));
         self.metrics
             .queue_length
             .set(i64::try_from(self.hub.runs.len()).unwrap_or(i64::MAX));

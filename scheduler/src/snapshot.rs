@@ -26,7 +26,7 @@ pub struct Snapshot {
 pub struct Candidate {
     pub name: String,
     pub uid: PodUid,
-    /// Serves and has a fresh heartbeat of its own.
+    /// Serves, has a fresh heartbeat of its own and does not drain.
     pub available: bool,
     /// Modes its Runtime Server supports; empty without a heartbeat.
     pub modes: BTreeSet<String>,
@@ -64,7 +64,7 @@ impl Snapshot {
                 Candidate {
                     name: pod.key.name.clone(),
                     uid: pod.uid.clone(),
-                    available: pod.serves && beat.is_some(),
+                    available: pod.serves && beat.is_some() && !world.is_passed_over(pod.uid.as_str(), now),
                     modes: beat.map(|it| it.modes.clone()).unwrap_or_default(),
                     capacity: pod.capacity.clone(),
                     used,
@@ -157,6 +157,18 @@ mod tests {
         assert!(!available(&world, start + HEARTBEAT_FRESH));
         world.apply_beat(beat(&pod("a"), 10), start + HEARTBEAT_FRESH, &mut wakes);
         assert!(available(&world, start + HEARTBEAT_FRESH));
+    }
+
+    #[test]
+    fn a_draining_pod_is_passed_over_for_a_moment() {
+        let mut world = World::default();
+        let mut wakes = Wakes::default();
+        let start = Instant::now();
+        world.apply_pod(pod("a"), &mut wakes);
+        world.apply_beat(beat(&pod("a"), 0), start, &mut wakes);
+        world.pass_over(pod("a").uid.as_str(), start);
+        assert!(!available(&world, start + Duration::from_secs(4)));
+        assert!(available(&world, start + Duration::from_secs(5)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::{
 };
 
 use kruntimes_api::{Run, Runtime, names};
+use tokio::time::Instant;
 
 pub use self::pods::{Beat, HEARTBEAT_FRESH};
 use self::table::Table;
@@ -30,6 +31,8 @@ pub struct World {
     assigned: HashMap<String, BTreeSet<ObjectKey>>,
     /// Runs that wait for a Pod, by Runtime.
     waiting: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    /// Pods that have just handed a Run back because they drain, by UID.
+    draining: HashMap<String, Instant>,
     /// Pods by Runtime.
     pools: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
 }

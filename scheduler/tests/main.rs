@@ -1,5 +1,7 @@
 //! The whole scheduler, leader election included, against an in-memory Kubernetes API.
 
+#![expect(clippy::panic, reason = "a helper that cannot go on fails its test")]
+
 mod common;
 
 mod capacity_race;

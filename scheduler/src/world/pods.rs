@@ -20,9 +20,27 @@ pub struct Beat {
     seen: Option<Instant>,
 }
 
+/// A Pod that drains is passed over for this long. Its own readiness takes a moment to say so, and
+/// a Run that went back to it at once would go round and round.
+const DRAINING_PASSED_OVER: Duration = Duration::from_secs(5);
+
 // === impl World ===
 
 impl World {
+    /// The Pod has handed a Run back because it drains.
+    pub fn pass_over(&mut self, pod_uid: &str, now: Instant) {
+        self.draining
+            .retain(|_, since| now.saturating_duration_since(*since) < DRAINING_PASSED_OVER);
+        self.draining.insert(pod_uid.to_owned(), now);
+    }
+
+    /// Whether the Pod has just done so.
+    pub fn is_passed_over(&self, pod_uid: &str, now: Instant) -> bool {
+        self.draining
+            .get(pod_uid)
+            .is_some_and(|since| now.saturating_duration_since(*since) < DRAINING_PASSED_OVER)
+    }
+
     /// The heartbeat of a Pod, if it is this very Pod's and fresh at `now`.
     pub fn fresh_beat(&self, pod: &PodFacts, now: Instant) -> Option<&BeatFacts> {
         let beat = self.beats.rows.get(&pod.beat())?;
