@@ -250,11 +250,10 @@ fn pool_name(runtime: &Runtime) -> String {
 }
 
 fn template_account(spec: &RuntimeSpec) -> Option<&str> {
-    spec.template
-        .spec
-        .rest
-        .get("serviceAccountName")
-        .and_then(Value::as_str)
+    // The second is the old name of the first.
+    let named = |field: &str| spec.template.spec.rest.get(field).and_then(Value::as_str);
+    named("serviceAccountName")
+        .or_else(|| named("serviceAccount"))
         .filter(|it| !it.is_empty())
 }
 

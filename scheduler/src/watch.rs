@@ -27,6 +27,10 @@ use crate::{
 /// Kinds that are watched.
 const KINDS: usize = 5;
 
+/// A watch is made anew, from where it was, after this time: a connection that died without a word
+/// hides a lost Pod no longer than this and kube's margin.
+const WATCH_SECONDS: u32 = 30;
+
 /// How many watches [`run`] makes; each reports to the hub once.
 pub(crate) fn count(scopes: &[String]) -> usize {
     KINDS * scopes.len().max(1)
@@ -68,7 +72,8 @@ async fn follow<K: Watched>(client: &Client, scope: Option<&str>, hub: &Hub) {
         Some(namespace) => Api::<K>::namespaced(client.clone(), namespace),
     };
     let kind = K::kind(&());
-    let mut events = watcher(api, K::config()).default_backoff().boxed();
+    let config = K::config().timeout(WATCH_SECONDS);
+    let mut events = watcher(api, config).default_backoff().boxed();
     let mut listed = Vec::new();
     let mut first = true;
     while let Some(event) = events.next().await {

@@ -18,7 +18,7 @@ const GRACE_SECONDS: i64 = 330;
 const GRACE_MARGIN_SECONDS: i64 = 30;
 pub(super) const CONTAINER_RUNTIMED: &str = "runtimed";
 const VOLUME_RUN: &str = "kruntimes-run";
-const VOLUME_WORKSPACE: &str = "workspace";
+pub(super) const VOLUME_WORKSPACE: &str = "workspace";
 const VOLUME_JOURNAL: &str = "kruntimes-journal";
 const VOLUME_TOKEN: &str = "kruntimes-token";
 const VOLUME_GATEWAY: &str = "kruntimes-gateway";
@@ -39,6 +39,7 @@ pub(super) fn deployment(runtime: &Runtime, config: &Config, account: &str, with
         .and_then(Value::as_i64)
         .unwrap_or(GRACE_SECONDS);
     pod.insert("terminationGracePeriodSeconds".to_owned(), json!(grace));
+    pod.remove("serviceAccount");
     pod.insert("serviceAccountName".to_owned(), json!(account));
     // The token is in a volume that only runtimed mounts; code of functions never sees it.
     pod.insert("automountServiceAccountToken".to_owned(), json!(false));

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     Refusal, USER, list,
-    pod::{CONTAINER_RUNTIMED, RESERVED_VOLUMES},
+    pod::{CONTAINER_RUNTIMED, RESERVED_VOLUMES, VOLUME_WORKSPACE},
 };
 
 /// The first thing that is refused.
@@ -31,7 +31,7 @@ pub(super) fn refuse(spec: &RuntimeSpec) -> Result<(), Refusal> {
         );
     }
     for (at, volume) in list(pod.get("volumes")).enumerate() {
-        let name = volume.get("name").and_then(Value::as_str).unwrap_or_default();
+        let name = name(volume);
         if volume.get("hostPath").is_some() {
             return refusal(
                 "HostPath",
@@ -54,6 +54,16 @@ pub(super) fn refuse(spec: &RuntimeSpec) -> Result<(), Refusal> {
             "HostPath",
             "spec.workspace.hostPath is refused; use another kind of volume".to_owned(),
         );
+    }
+    for (container, mount) in mounts(spec) {
+        if RESERVED_VOLUMES.contains(&mount) && mount != VOLUME_WORKSPACE {
+            return refusal(
+                "ReservedName",
+                format!(
+                    "container {container} of spec.template.spec mounts {mount}, which only kruntimes may mount; remove the volumeMount"
+                ),
+            );
+        }
     }
     let init = list(pod.get("initContainers")).filter_map(|it| it.get("name").and_then(Value::as_str));
     let own = spec.template.spec.containers.iter().map(|it| it.name.as_str());
@@ -113,4 +123,18 @@ pub(super) fn refuse(spec: &RuntimeSpec) -> Result<(), Refusal> {
         );
     }
     Ok(())
+}
+
+/// Containers of the template, init containers included, and the volumes they mount.
+fn mounts(spec: &RuntimeSpec) -> impl Iterator<Item = (&str, &str)> {
+    let own = spec.template.spec.containers.iter();
+    let own = own.map(|it| (it.name.as_str(), it.rest.get("volumeMounts")));
+    let init = list(spec.template.spec.rest.get("initContainers"));
+    let init = init.map(|it| (name(it), it.get("volumeMounts")));
+    own.chain(init)
+        .flat_map(|(container, it)| list(it).map(move |it| (container, name(it))))
+}
+
+fn name(value: &Value) -> &str {
+    value.get("name").and_then(Value::as_str).unwrap_or_default()
 }

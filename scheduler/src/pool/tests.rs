@@ -232,6 +232,15 @@ fn what_a_pool_may_not_have_is_refused_with_field_and_reason_c_2() {
             "runtimed",
         ),
         (
+            with(
+                "/template/spec/containers/0",
+                "volumeMounts",
+                json!([{ "name": "kruntimes-token", "mountPath": "/stolen" }]),
+            ),
+            "ReservedName",
+            "kruntimes-token",
+        ),
+        (
             with("/template/spec", "restartPolicy", json!("Never")),
             "RestartPolicy",
             "restartPolicy",
