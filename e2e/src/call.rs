@@ -124,7 +124,7 @@ impl Gateway {
             None => Either::Left(Full::new(call.body.clone())),
         })?;
         let io = TokioIo::new(stream);
-        let answer = match call.version {
+        match call.version {
             Version::Http1 => {
                 let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
                 let driver = spawn(connection);
@@ -140,8 +140,7 @@ impl Gateway {
                 driver.abort();
                 answer
             }
-        };
-        answer
+        }
     }
 
     /// A TLS connection whose certificate was checked.
