@@ -61,10 +61,11 @@ pub fn success(output: Output, id: &InvocationId, envelope: bool, timing: Timing
     let (content_type, body) = if envelope {
         (HeaderValue::from_static(ENVELOPE), wrap(&output, id))
     } else {
-        (
-            HeaderValue::from_str(&output.content_type).unwrap_or(OCTETS),
-            output.body,
-        )
+        let content_type = match HeaderValue::from_str(&output.content_type) {
+            Ok(content_type) if !content_type.is_empty() => content_type,
+            _ => OCTETS,
+        };
+        (content_type, output.body)
     };
     let mut headers = common(id, timing);
     headers.push((header::CONTENT_TYPE, content_type));
@@ -169,13 +170,11 @@ fn wrap(output: &Output, id: &InvocationId) -> Bytes {
         .unwrap_or_default()
         .trim()
         .to_ascii_lowercase();
+    // What is skipped is not decoded: bytes that are no UTF-8 would pass as JSON, and spoil the envelope.
+    let utf8 = std::str::from_utf8(&output.body).ok();
     let json = (kind == "application/json" || kind.ends_with("+json"))
-        && serde_json::from_slice::<IgnoredAny>(&output.body).is_ok();
-    let text = if json {
-        None
-    } else {
-        std::str::from_utf8(&output.body).ok()
-    };
+        && utf8.is_some_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+    let text = if json { None } else { utf8 };
     let envelope = Envelope {
         invocation_id: id.as_str(),
         content_type: &output.content_type,
@@ -262,6 +261,8 @@ mod tests {
         assert_eq!(header(&reply, "server-timing"), None);
         let odd = success(output("a\nb", b"abc"), &id(), false, Timing::default());
         assert_eq!(header(&odd, "content-type"), Some("application/octet-stream"));
+        let none = success(output("", b"abc"), &id(), false, Timing::default());
+        assert_eq!(header(&none, "content-type"), Some("application/octet-stream"));
     }
 
     #[test]
@@ -292,6 +293,13 @@ mod tests {
         assert_eq!(body(&bytes)["outputBase64"], "/wA=");
         let broken = success(output("application/json", b"{"), &id(), true, Timing::default());
         assert_eq!(body(&broken)["output"], "{");
+        let no_text = success(
+            output("application/json", b"\"\xff\""),
+            &id(),
+            true,
+            Timing::default(),
+        );
+        assert_eq!(body(&no_text)["outputBase64"], "Iv8i");
     }
 
     #[test]

@@ -265,3 +265,64 @@ async fn a_rest_between_two_requests_is_no_slow_head() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
+
+/// Bug scenario 61: a Pod vanishes. Trying its connection must not make the connection look used and thereby
+/// good, neither for those who come meanwhile nor after the one who tried has given up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_connection_is_tried_nobody_else_is_sent_over_it_contract_4() {
+    let world = World::with(&[], |config| config.rested = Duration::ZERO).await;
+    let function = world.function("demo", "hello");
+    let caller = world.caller();
+    assert_eq!(caller.call(&function.path, "1").await.status, 200);
+    world.owner.freeze();
+    let calls = (0..8).map(|_| caller.call(&function.path, "1"));
+    for answer in futures::future::join_all(calls).await {
+        assert_eq!(
+            (answer.status, answer.reason().as_str()),
+            (503, "OwnerUnreachable"),
+            "{}",
+            answer.dispatched()
+        );
+    }
+    world.owner.thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_silence_a_connection_is_tried_before_the_next_call() {
+    let world = World::start().await;
+    let function = world.function("demo", "hello");
+    let caller = world.caller();
+    assert_eq!(caller.call(&function.path, "1").await.status, 200);
+    world.owner.freeze();
+    let short = caller
+        .request(&function.path)
+        .header("x-kruntime-timeout-millis", "100")
+        .body("1".into())
+        .unwrap();
+    let lost = caller.send(short, http::Version::HTTP_11).await;
+    assert_eq!((lost.status, lost.dispatched().as_str()), (504, "unknown"));
+    let next = caller.call(&function.path, "1").await;
+    assert_eq!((next.status, next.reason().as_str()), (503, "OwnerUnreachable"));
+    assert_eq!(next.dispatched(), "no");
+    world.owner.thaw();
+}
+
+/// A stranger that announces a body and never sends it would otherwise keep a connection for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_early_error_closes_and_waits_for_no_body_c_3_5() {
+    let world = World::start().await;
+    let function = world.function("demo", "hello");
+    for body in [
+        "Content-Length: 100\r\n",
+        "Transfer-Encoding: chunked\r\n",
+        "Content-Length: 100\r\nExpect: 100-continue\r\n",
+    ] {
+        let head = format!(
+            "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{body}\r\n",
+            function.path
+        );
+        let answer = world.caller().raw(head.as_bytes()).await.to_lowercase();
+        assert!(answer.starts_with("http/1.1 401 "), "{body}: {answer}");
+        assert!(answer.contains("connection: close"), "{body}: {answer}");
+    }
+}

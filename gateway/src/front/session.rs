@@ -175,7 +175,8 @@ pub(super) async fn write(
 ) -> pingora_core::Result<()> {
     let unread = !reply.close && !session.is_body_done();
     let sends = session.is_http2() || unread && !request::expects_continue(&session.req_header().headers);
-    if reply.close || stopping {
+    // A body that nobody wants is not waited for over HTTP/1.1: its sender may never go on, or never stop.
+    if reply.close || stopping || unread && !session.is_http2() {
         session.set_keepalive(None);
     }
     // Over HTTP/2 an answer is followed by a reset of what is still being sent, and then lost.

@@ -6,7 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -68,6 +68,8 @@ struct Open {
     channel: Channel,
     in_use: AtomicUsize,
     rested_since: Mutex<Instant>,
+    /// A call on it met silence: it is tried before the next one, however short it rested.
+    doubted: AtomicBool,
 }
 
 /// Sizes and pings of each connection; for [`Dialer::with_endpoint`].
@@ -128,9 +130,11 @@ impl Channels {
             return Ok(lease);
         }
         if let Some(open) = slot.open.load_full() {
-            let lease = Lease::new(&slot, &open);
+            // No lease meanwhile: others would take a channel in use for one that works, and whoever gives up
+            // waiting would leave it looking as if it had just carried a call.
             if is_alive(open.channel.clone()).await {
-                return Ok(lease);
+                open.doubted.store(false, Ordering::Relaxed);
+                return Ok(Lease::new(&slot, &open));
             }
             slot.open.store(None);
         }
@@ -191,6 +195,9 @@ impl Slot {
     /// A channel that needs no trying.
     fn fresh(self: &Arc<Self>, enough: Duration) -> Option<Lease> {
         let open = self.open.load_full()?;
+        if open.doubted.load(Ordering::Relaxed) {
+            return None;
+        }
         let rested = open.in_use.load(Ordering::Relaxed) == 0
             && open
                 .rested_since
@@ -217,6 +224,11 @@ impl Lease {
     #[must_use]
     pub fn channel(&self) -> Channel {
         self.open.channel.clone()
+    }
+
+    /// Nothing came back on the channel, not even that the deadline passed: it may lead nowhere.
+    pub fn doubt(&self) {
+        self.open.doubted.store(true, Ordering::Relaxed);
     }
 
     /// The channel turned out to be over: the next [`Channels::get`] makes a new one.
@@ -247,6 +259,7 @@ impl Open {
             channel,
             in_use: AtomicUsize::new(0),
             rested_since: Mutex::new(Instant::now()),
+            doubted: AtomicBool::new(false),
         }
     }
 }

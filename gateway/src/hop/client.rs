@@ -74,7 +74,10 @@ impl Client {
                 }
                 Ok(Err(refusal(&status)))
             }
-            Err(_) => Ok(Err(HopError::Deadline)),
+            Err(_) => {
+                lease.doubt();
+                Ok(Err(HopError::Deadline))
+            }
         }
     }
 
