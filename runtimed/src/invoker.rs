@@ -14,7 +14,7 @@ use kruntimes_proto::{
         InvokeFunctionResponse, RegisterFunctionRequest, RegisterFunctionResponse, UnregisterFunctionRequest,
         UnregisterFunctionResponse, function_runtime_server::FunctionRuntime,
     },
-    failure::{Dispatched, Failure, Reason},
+    failure::{Component, Dispatched, Failure, Reason},
     hop,
     ids::InvocationId,
     limits,
@@ -70,15 +70,16 @@ impl Invoker {
     /// What the caller is told.
     pub async fn serve(&self, request: Request<InvokeFunctionRequest>) -> Result<Answer, Failure> {
         let _in_flight = self.drain.guard();
+        let arrived = Instant::now();
         let (metadata, _, message) = request.into_parts();
         let call = parse(&metadata, message)?;
         let line = self.audit.begin(call.expected.run, call.id.as_str());
-        let result = self.call(&metadata, call).await;
+        let result = self.call(&metadata, call, arrived).await;
         line.end(result.as_ref().map(|_| ()));
         result
     }
 
-    async fn call(&self, metadata: &MetadataMap, call: Call) -> Result<Answer, Failure> {
+    async fn call(&self, metadata: &MetadataMap, call: Call, arrived: Instant) -> Result<Answer, Failure> {
         let entry = self.held.get(call.expected.run);
         fence::check(
             &call.expected,
@@ -100,9 +101,19 @@ impl Invoker {
             ));
         }
         let registration = entry.callable()?;
+        // Asking Kubernetes was part of the caller's time: the gateway does not wait longer for it.
+        let until = arrived + deadline(call.message.timeout_millis, entry.ends, arrived)?;
         let now = Instant::now();
-        let timeout = deadline(call.message.timeout_millis, entry.ends, now)?;
-        let taken = match entry.slot.take(now + timeout) {
+        let timeout = until.saturating_duration_since(now);
+        if timeout < Duration::from_millis(1) {
+            return Err(Failure::new(
+                Reason::DeadlineExceeded,
+                "the time was over before the call began",
+            )
+            .dispatched(Dispatched::No)
+            .by(Component::Runtimed));
+        }
+        let taken = match entry.slot.take(until) {
             Ok(taken) => taken,
             Err(busy) => {
                 // Whoever ends the Run takes the slot first and closes the gate then.
