@@ -22,7 +22,8 @@ use crate::{
     snapshot::Snapshot,
 };
 
-/// A waiting Run is looked at this often even if nothing wakes it.
+/// A Run that waits for a Pod or for its owner's clean-up is looked at this often even if nothing
+/// wakes it.
 const SAFETY_LOOK: Duration = Duration::from_secs(30);
 
 /// What is known around a Run.
@@ -116,6 +117,9 @@ fn deleting(view: &View<'_>) -> Plan {
             name: name.to_owned(),
             uid,
         },
+        // Its owner removes the finalizer. Should the owner's Pod go before it did, nobody tells: an
+        // ended Run is on no Pod any more.
+        Some(_) if expire::is_held(view.run) => Plan::Later(SAFETY_LOOK),
         _ => Plan::Nothing,
     }
 }

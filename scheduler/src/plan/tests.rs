@@ -143,7 +143,7 @@ fn a_pod_that_the_watch_does_not_show_is_read_before_anything_is_taken_away_c_2_
 #[test]
 fn a_deleted_run_is_released_only_when_its_pod_is_gone() {
     let run = fixtures::run("ns", "n").ready_on("pod-a").deleting().build();
-    assert_eq!(plan(view(&run, Pod::There)), Plan::Nothing);
+    assert_eq!(plan(view(&run, Pod::There)), Plan::Later(SAFETY_LOOK));
     assert!(matches!(plan(view(&run, Pod::NotSeen)), Plan::ConfirmPod { .. }));
     assert_eq!(plan(view(&run, Pod::Gone)), Plan::RemoveFinalizer);
     let ended = fixtures::run("ns", "n")
@@ -151,6 +151,11 @@ fn a_deleted_run_is_released_only_when_its_pod_is_gone() {
         .ended(Phase::Failed, "X")
         .deleting()
         .build();
+    assert_eq!(
+        plan(view(&ended, Pod::There)),
+        Plan::Later(SAFETY_LOOK),
+        "it is in no index that the end of the Pod would wake"
+    );
     assert_eq!(plan(view(&ended, Pod::Gone)), Plan::RemoveFinalizer);
     let unowned = fixtures::run("ns", "n").deleting().build();
     assert_eq!(plan(view(&unowned, Pod::NotSeen)), Plan::RemoveFinalizer);
