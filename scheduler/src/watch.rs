@@ -1,6 +1,6 @@
 //! kube → index and wake-ups: one watch for each kind and namespace, all of the same shape.
 
-use std::fmt::Debug;
+use std::{collections::HashSet, fmt::Debug};
 
 use futures::{StreamExt as _, future::join_all};
 use jiff::Timestamp;
@@ -113,6 +113,16 @@ impl Watched for Run {
     }
 
     fn reset(scope: Option<&str>, all: Vec<Self>, state: &mut State, wakes: &mut Wakes) {
+        let listed: HashSet<_> = all.iter().filter_map(Run::run_uid).collect();
+        for key in state.world.everybody().runs {
+            let known = state.world.run(&key).and_then(|run| run.run_uid());
+            if let Some(uid) = known.filter(|uid| !listed.contains(uid))
+                && scope.is_none_or(|it| it == key.namespace)
+            {
+                // Its deletion fell between two watches; nothing else gives its room back.
+                state.assumed.gone(uid);
+            }
+        }
         for run in &all {
             state.assumed.settle(run);
         }
@@ -211,5 +221,38 @@ impl Watched for Deployment {
     fn reset(scope: Option<&str>, all: Vec<Self>, state: &mut State, wakes: &mut Wakes) {
         let all = all.iter().filter_map(DeploymentFacts::of).collect();
         state.world.reset_deployments(scope, all, wakes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kruntimes_api::{
+        fixtures,
+        keys::{Attempt, PodUid},
+    };
+
+    use super::*;
+    use crate::assumed::Reservation;
+
+    #[test]
+    fn a_run_that_vanishes_between_two_watches_gives_its_room_back() {
+        let (mut state, mut wakes) = (State::default(), Wakes::default());
+        for (namespace, name) in [("ns", "gone"), ("ns", "kept"), ("other", "elsewhere")] {
+            let run = fixtures::run(namespace, name).build();
+            let reservation = Reservation {
+                pod: PodUid::new(fixtures::uid("pod-a")).unwrap(),
+                attempt: Attempt::FIRST,
+                demand: BTreeMap::new(),
+                labels: BTreeMap::new(),
+            };
+            state.assumed.reserve(run.run_uid().unwrap(), reservation);
+            run.apply(&mut state, &mut wakes);
+        }
+        let kept = fixtures::run("ns", "kept").build();
+        Run::reset(Some("ns"), vec![kept.clone()], &mut state, &mut wakes);
+        assert!(state.assumed.of(kept.run_uid().unwrap()).is_some());
+        assert_eq!(state.assumed.count(), 2, "and those of other namespaces");
     }
 }
