@@ -23,7 +23,7 @@ use kube::{
 use tokio::{sync::watch, time::sleep};
 
 use crate::{lease::Term, metrics::Metrics, pool::LABEL_MANAGED_BY, pools::Published};
-use issue::{Ca, Pair};
+use issue::{Ca, Pair, fingerprint};
 
 /// How often the Secrets are read; a new serving certificate reaches pools within this and the
 /// kubelet's own time.
@@ -44,6 +44,8 @@ const CA_CRT: &str = "ca.crt";
 const PREVIOUS_CRT: &str = "previous.crt";
 /// When a certificate was made, RFC 3339.
 const ANNOTATION_MADE_AT: &str = "kruntimes.io/made-at";
+/// On the gateway's certificate: SHA-256 of the CA certificate that it is made under.
+const ANNOTATION_ISSUER: &str = "kruntimes.io/issuer-sha256";
 
 /// Keeps the identities of one installation for one term.
 pub(crate) struct Identity {
@@ -159,12 +161,14 @@ impl Identity {
         if let Some(previous) = &previous {
             data.insert(PREVIOUS_CRT.to_owned(), bytes(previous));
         }
-        self.store(SECRET_PEER_CA, stored, data, made.pair.not_after, now)
-            .await?;
+        self.store(SECRET_PEER_CA, stored, data, &made.pair, now).await?;
         tracing::info!(not_after = %made.pair.not_after, rotated = known.is_some(), "a peer CA is made");
-        let bundle = previous.map_or_else(|| made.pair.cert.clone(), |it| format!("{}{it}", made.pair.cert));
+        let bundle = format!("{}{}", made.pair.cert, previous.as_deref().unwrap_or_default());
+        let mut issuers = vec![made.pair.issuer.clone()];
+        issuers.extend(previous.as_deref().map(fingerprint));
         Ok(Authority {
             ca: Some(made),
+            issuers,
             bundle,
             made_at: Some(now),
             rotated: known.is_some(),
@@ -184,9 +188,7 @@ impl Identity {
         let bundle_is_known = stored
             .as_ref()
             .is_some_and(|it| text(it, CA_CRT).as_deref() == Some(&authority.bundle));
-        let fresh = known
-            .as_ref()
-            .filter(|it| !due(Some(it), LEAF_LIFE, now) || authority.is_spreading(now));
+        let fresh = known.as_ref().filter(|it| authority.keeps(it, now));
         let pair = match (fresh, &authority.ca) {
             (Some(known), _) if bundle_is_known => {
                 self.observe(known.not_after);
@@ -196,6 +198,7 @@ impl Identity {
                 known.cert.clone(),
                 known.key.clone(),
                 known.not_after.unwrap_or(now),
+                known.issuer.clone().unwrap_or_default(),
             ),
             (None, Some(ca)) => {
                 let made = ca.gateway(now, LEAF_LIFE)?;
@@ -206,8 +209,7 @@ impl Identity {
         };
         let mut data = pair_data(&pair);
         data.insert(CA_CRT.to_owned(), bytes(&authority.bundle));
-        self.store(SECRET_GATEWAY_PEER, stored, data, pair.not_after, now)
-            .await?;
+        self.store(SECRET_GATEWAY_PEER, stored, data, &pair, now).await?;
         self.observe(Some(pair.not_after));
         Ok(())
     }
@@ -218,7 +220,7 @@ impl Identity {
         name: &str,
         stored: Option<Secret>,
         data: BTreeMap<String, ByteString>,
-        not_after: Timestamp,
+        pair: &Pair,
         now: Timestamp,
     ) -> Result<(), Error> {
         if !self.term.holds() {
@@ -241,7 +243,8 @@ impl Identity {
             .labels_mut()
             .insert(LABEL_MANAGED_BY.0.to_owned(), LABEL_MANAGED_BY.1.to_owned());
         let annotations = secret.annotations_mut();
-        annotations.insert(ANNOTATION_NOT_AFTER.to_owned(), not_after.to_string());
+        annotations.insert(ANNOTATION_NOT_AFTER.to_owned(), pair.not_after.to_string());
+        annotations.insert(ANNOTATION_ISSUER.to_owned(), pair.issuer.clone());
         annotations.insert(ANNOTATION_MADE_AT.to_owned(), now.to_string());
         secret.data = Some(data);
         if exists {
@@ -269,7 +272,7 @@ enum Error {
     #[error("Secret {0} has no usable tls.crt and is not ours to change; fill it or delete it")]
     Foreign(&'static str),
     #[error(
-        "Secret kruntimes-peer-ca has no tls.key, so that no client certificate can be made; provide Secret kruntimes-gateway-peer too"
+        "Secret kruntimes-peer-ca has no tls.key in PKCS #8, so that no client certificate can be made; provide Secret kruntimes-gateway-peer too"
     )]
     NoCaKey,
     #[error("this process leads no more")]
@@ -280,6 +283,8 @@ enum Error {
 struct Authority {
     /// `None` when only its certificate is here.
     ca: Option<Ca>,
+    /// Fingerprints of the certificates in the bundle.
+    issuers: Vec<String>,
     /// New and old, PEM.
     bundle: String,
     made_at: Option<Timestamp>,
@@ -288,18 +293,35 @@ struct Authority {
 
 impl Authority {
     fn of(known: &Stored) -> Result<Self, Error> {
-        let ca = if known.key.is_empty() {
-            None
-        } else {
-            Some(Ca::load(&known.cert, &known.key)?)
+        let ca = match Ca::load(&known.cert, &known.key) {
+            Ok(ca) => Some(ca),
+            // It may be there for its certificate only, beside a certificate for gateways from elsewhere.
+            Err(error) if !known.ours => {
+                tracing::debug!(%error, "the key of the peer CA is not used");
+                None
+            }
+            Err(error) => return Err(error.into()),
         };
         let previous = known.previous.clone().unwrap_or_default();
+        let certificates = [Some(&known.cert), known.previous.as_ref()];
         Ok(Self {
             ca,
+            issuers: certificates
+                .into_iter()
+                .flatten()
+                .map(|it| fingerprint(it))
+                .collect(),
             bundle: format!("{}{previous}", known.cert),
             made_at: known.made_at,
             rotated: known.previous.is_some(),
         })
+    }
+
+    /// Whether a certificate for gateways stays. One of a CA that nobody trusts any more does not,
+    /// however young it is: the CA's Secret was deleted or replaced.
+    fn keeps(&self, leaf: &Stored, now: Timestamp) -> bool {
+        let trusted = leaf.issuer.as_ref().is_some_and(|it| self.issuers.contains(it));
+        trusted && (!due(Some(leaf), LEAF_LIFE, now) || self.is_spreading(now))
     }
 
     /// Whether pools may not know it yet: the old certificate is still the better one.
@@ -318,6 +340,7 @@ struct Stored {
     previous: Option<String>,
     not_after: Option<Timestamp>,
     made_at: Option<Timestamp>,
+    issuer: Option<String>,
     ours: bool,
 }
 
@@ -337,6 +360,7 @@ impl Stored {
             previous: text(secret, PREVIOUS_CRT),
             not_after,
             made_at,
+            issuer: secret.annotations().get(ANNOTATION_ISSUER).cloned(),
             ours: is_ours(secret),
         })
     }

@@ -8,6 +8,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType, date_time_ymd,
 };
+use ring::digest;
 
 /// Clocks of Pods may be behind ours.
 const BACKDATE: Duration = Duration::from_secs(300);
@@ -23,6 +24,8 @@ pub(super) struct Pair {
     pub(super) cert: String,
     pub(super) key: String,
     pub(super) not_after: Timestamp,
+    /// Fingerprint of the CA certificate it is made under; a CA's own.
+    pub(super) issuer: String,
 }
 
 /// Why a certificate cannot be made.
@@ -41,6 +44,7 @@ impl Ca {
         let key = KeyPair::generate()?;
         let cert = params.self_signed(&key)?.pem();
         let pair = Pair {
+            issuer: fingerprint(&cert),
             cert,
             key: key.serialize_pem(),
             not_after: end(now, life),
@@ -54,7 +58,7 @@ impl Ca {
     /// A CA from its Secret.
     pub(super) fn load(cert: &str, key: &str) -> Result<Self, Error> {
         let issuer = Issuer::from_ca_cert_pem(cert, KeyPair::from_pem(key)?)?;
-        let pair = Pair::known(cert.to_owned(), key.to_owned(), Timestamp::MAX);
+        let pair = Pair::known(cert.to_owned(), key.to_owned(), Timestamp::MAX, fingerprint(cert));
         Ok(Self { pair, issuer })
     }
 
@@ -71,15 +75,27 @@ impl Ca {
             cert,
             key: key.serialize_pem(),
             not_after: end(now, life),
+            issuer: self.pair.issuer.clone(),
         })
     }
+}
+
+/// Names a certificate: SHA-256 of its PEM text, hex.
+pub(super) fn fingerprint(pem: &str) -> String {
+    let digest = digest::digest(&digest::SHA256, pem.trim().as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 // === impl Pair ===
 
 impl Pair {
-    pub(super) fn known(cert: String, key: String, not_after: Timestamp) -> Self {
-        Self { cert, key, not_after }
+    pub(super) fn known(cert: String, key: String, not_after: Timestamp, issuer: String) -> Self {
+        Self {
+            cert,
+            key,
+            not_after,
+            issuer,
+        }
     }
 }
 

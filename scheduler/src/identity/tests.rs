@@ -60,8 +60,45 @@ fn a_new_ca_is_published_with_the_old_and_spreads_before_it_signs() {
     assert!(authority.bundle.contains(&old.pair.cert) && authority.bundle.contains(&new.pair.cert));
     assert!(authority.is_spreading(at(20)));
     assert!(!authority.is_spreading(at(10 + 600)));
-    let first = Authority::of(&Stored::of(&secret(&[(TLS_CRT, &new.pair.cert)], true)).unwrap()).unwrap();
+    let alone = [(TLS_CRT, new.pair.cert.as_str()), (TLS_KEY, &new.pair.key)];
+    let first = Authority::of(&Stored::of(&secret(&alone, true)).unwrap()).unwrap();
     assert!(!first.is_spreading(at(20)), "nobody knows another one");
+}
+
+#[test]
+fn a_certificate_of_a_ca_that_was_deleted_or_replaced_is_made_anew_c_4() {
+    let (lost, new) = (
+        Ca::make(at(0), CA_LIFE).unwrap(),
+        Ca::make(at(10), CA_LIFE).unwrap(),
+    );
+    let leaf = |ca: &Ca| {
+        let made = ca.gateway(at(0), LEAF_LIFE).unwrap();
+        let mut leaf = secret(&[(TLS_CRT, &made.cert), (TLS_KEY, &made.key)], true);
+        leaf.annotations_mut()
+            .insert(ANNOTATION_ISSUER.to_owned(), made.issuer);
+        Stored::of(&leaf).unwrap()
+    };
+    let authority = |previous: &[(&str, &str)]| {
+        let mut pairs = vec![
+            (TLS_CRT, new.pair.cert.as_str()),
+            (TLS_KEY, new.pair.key.as_str()),
+        ];
+        pairs.extend(previous);
+        Authority::of(&Stored::of(&secret(&pairs, true)).unwrap()).unwrap()
+    };
+    assert!(authority(&[]).keeps(&leaf(&new), at(20)));
+    assert!(!authority(&[]).keeps(&leaf(&lost), at(20)));
+    let rotated = authority(&[(PREVIOUS_CRT, &lost.pair.cert)]);
+    assert!(rotated.keeps(&leaf(&lost), at(20)));
+}
+
+#[test]
+fn a_foreign_ca_may_have_a_key_that_we_cannot_use() {
+    let made = Ca::make(at(0), CA_LIFE).unwrap();
+    let pairs = [(TLS_CRT, made.pair.cert.as_str()), (TLS_KEY, "of another kind")];
+    let foreign = Authority::of(&Stored::of(&secret(&pairs, false)).unwrap()).unwrap();
+    assert!(foreign.ca.is_none() && foreign.bundle == made.pair.cert);
+    assert!(Authority::of(&Stored::of(&secret(&pairs, true)).unwrap()).is_err());
 }
 
 #[test]
