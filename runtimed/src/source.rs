@@ -3,6 +3,7 @@
 //! Each Run has one directory, `<workspace>/<run uid>`. It is made before the Run is registered and
 //! removed after it is not.
 
+pub mod clear;
 pub mod digest;
 pub mod inline;
 

@@ -4,9 +4,10 @@
 //! function left behind can lead a write or a removal out of the directory.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -17,7 +18,7 @@ use nix::{
     sys::stat::{Mode, mkdirat},
 };
 
-use super::SourceError;
+use super::{SourceError, clear::clear};
 
 /// Who may read what is prepared: the server runs as the same user, neighbours' workers may too.
 const DIR_MODE: u32 = 0o750;
@@ -80,15 +81,7 @@ impl Workspace {
     /// # Errors
     /// When the file system refuses.
     pub fn remove(&self, uid: RunUid) -> io::Result<()> {
-        let dir = self.dir(uid);
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                // A function may have closed directories of its own.
-                unlock(&dir)?;
-                found(fs::remove_dir_all(&dir))
-            }
-            removed => found(removed),
-        }
+        clear(&self.root, OsStr::new(&uid.to_string()))
     }
 }
 
@@ -126,32 +119,9 @@ fn write_beneath(dir: &Path, path: &str, bytes: &[u8]) -> Result<(), SourceError
     Ok(())
 }
 
-/// Gives this user back every directory below `dir`. Nothing runs in it any more.
-fn unlock(dir: &Path) -> io::Result<()> {
-    let mut left = vec![dir.to_owned()];
-    while let Some(dir) = left.pop() {
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
-        for entry in fs::read_dir(&dir)? {
-            let entry = entry?;
-            // Of the entry itself: a link to a directory is none.
-            if entry.file_type()?.is_dir() {
-                left.push(entry.path());
-            }
-        }
-    }
-    Ok(())
-}
-
-fn found(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use kruntimes_api::{fixtures, run::Source};
     use proptest::prelude::*;
