@@ -43,8 +43,12 @@ pub(super) struct Driver {
     gateway: watch::Receiver<GatewayConfig>,
     key: RunKey,
     mailbox: watch::Receiver<Seen>,
+    /// Mail that was announced and is not taken in yet.
+    unread: bool,
     /// The newest version; `None` means, once looked, that it is gone.
     run: Option<Arc<Run>>,
+    /// The version of the newest that was ever seen, also of one that is gone.
+    version: Option<u64>,
     local: Local,
     entry: Option<Arc<Entry>>,
     registration: Option<(RegistrationId, Health)>,
@@ -69,7 +73,9 @@ impl Driver {
             drivers,
             key,
             mailbox,
+            unread: true,
             run: None,
+            version: None,
             local: Local {
                 held,
                 ..Local::default()
@@ -109,12 +115,18 @@ impl Driver {
         }
     }
 
-    /// Takes in the mail; reads the live object where there is doubt.
+    /// Takes in new mail; reads the live object where there is doubt. Each piece of mail counts once:
+    /// what a write or a read has shown since is newer than it.
     async fn look(&mut self) -> Result<(), String> {
+        let arrived = self.mailbox.has_changed().unwrap_or(false);
+        if !std::mem::take(&mut self.unread) && !arrived {
+            return Ok(());
+        }
         let seen = self.mailbox.borrow_and_update().clone();
         match seen {
             Seen::Object(run) => {
-                if self.run.as_ref().is_none_or(|known| !is_older(&run, known)) {
+                if !self.is_old(&run) {
+                    self.version = version(&run).or(self.version);
                     self.run = Some(run);
                 }
             }
@@ -123,19 +135,30 @@ impl Driver {
         Ok(())
     }
 
-    /// Replaces the mail by what is live, so that it is not read again.
+    /// Takes what is live for the newest version.
     async fn read_live(&mut self) -> Result<(), String> {
         match self.pod.live(&self.key).await {
             Ok(live) => {
+                self.unread = false;
+                self.version = live.as_ref().and_then(version).or(self.version);
                 self.run = live.map(Arc::new);
                 Ok(())
             }
             Err(error) => {
                 // Still in doubt.
-                self.mailbox.mark_changed();
+                self.unread = true;
                 Err(error)
             }
         }
+    }
+
+    /// Whether mail is of a version before the one that is known. What is gone comes back in no version
+    /// that was seen already.
+    fn is_old(&self, run: &Run) -> bool {
+        matches!(
+            (version(run), self.version),
+            (Some(mail), Some(known)) if mail < known || (mail == known && self.run.is_none())
+        )
     }
 
     fn decision(&mut self) -> Action {
@@ -226,6 +249,7 @@ impl Driver {
                 self.backoff = BACKOFF.0;
                 // Gone with its last finalizer: the answer is the object as it was deleted.
                 let gone = run.is_deleting() && run.metadata.finalizers.as_ref().is_none_or(Vec::is_empty);
+                self.version = version(&run).max(self.version);
                 self.run = (!gone).then(|| Arc::new(*run));
             }
             Written::Same => {
@@ -426,6 +450,7 @@ impl Driver {
         };
         tokio::select! {
             changed = self.mailbox.changed() => {
+                self.unread = true;
                 if changed.is_err() {
                     // The map of drivers is gone; only stopping is left to wait for.
                     stopping.cancelled().await;
@@ -449,9 +474,8 @@ impl Driver {
     }
 }
 
-/// Whether `run` is a version before `known`. Versions that are no numbers cannot be compared; then
-/// the later to arrive counts, and a write decided on it would meet a conflict.
-fn is_older(run: &Run, known: &Run) -> bool {
-    let version = |run: &Run| -> Option<u64> { run.metadata.resource_version.as_deref()?.parse().ok() };
-    matches!((version(run), version(known)), (Some(run), Some(known)) if run < known)
+/// Versions that are no numbers cannot be compared; then the later to arrive counts, and a write
+/// decided on it would meet a conflict.
+fn version(run: &Run) -> Option<u64> {
+    run.metadata.resource_version.as_deref()?.parse().ok()
 }

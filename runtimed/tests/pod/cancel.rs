@@ -76,6 +76,23 @@ async fn deleting_cleans_up_and_then_lets_the_object_go() {
     }
 }
 
+/// The answer to the last write says that the object is gone: nothing more is written or asked,
+/// although the watch tells it later.
+#[tokio::test(start_paused = true)]
+async fn a_deletion_costs_one_write() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    let before = (pod.kubernetes.writes().len(), pod.kubernetes.reads());
+    pod.kubernetes.delay_watch(Duration::from_secs(5));
+    pod.kubernetes.delete("n");
+    pod.kubernetes.until("n", |run| run.is_none()).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    nothing_is_left(&pod, &run);
+    assert_eq!(pod.kubernetes.writes()[before.0..], ["run n"]);
+    assert_eq!(pod.kubernetes.reads(), before.1);
+}
+
 /// Bug scenario 106: deleted while a new attempt replaces an old one.
 #[tokio::test(start_paused = true)]
 async fn deleting_in_the_middle_of_recovery_leaves_no_generation_behind() {

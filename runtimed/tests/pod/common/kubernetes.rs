@@ -44,6 +44,8 @@ struct Store {
     hidden_once: HashSet<String>,
     /// Field by dotted path and text: a status patch that sets it meets a conflict, once.
     conflict_once: usize,
+    /// What watches tell is this old.
+    watch_delay: Duration,
 }
 
 const RUNS: &str = "/apis/kruntimes.io/v1alpha1/namespaces/{namespace}/runs";
@@ -121,6 +123,11 @@ impl Kubernetes {
     /// The next write of a status meets a conflict, as if somebody had been faster.
     pub(crate) fn conflict_once(&self) {
         self.store().conflict_once = 1;
+    }
+
+    /// From now on watches tell what happened this long ago.
+    pub(crate) fn delay_watch(&self, delay: Duration) {
+        self.store().watch_delay = delay;
     }
 
     /// Ends every watch with 410; the next list misses these Runs, the one after has them again.
@@ -253,6 +260,10 @@ fn events(
                 let changed = shared.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
+                let delay = kubernetes.store().watch_delay;
+                if !delay.is_zero() && kubernetes.store().version > at {
+                    tokio::time::sleep(delay).await;
+                }
                 {
                     let store = kubernetes.store();
                     if store.down {
