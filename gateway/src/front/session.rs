@@ -175,8 +175,8 @@ pub(super) async fn write(
 ) -> pingora_core::Result<()> {
     let unread = !reply.close && !session.is_body_done();
     let sends = session.is_http2() || unread && !request::expects_continue(&session.req_header().headers);
-    // A body that nobody wants is not waited for over HTTP/1.1: its sender may never go on, or never stop.
-    if reply.close || stopping || unread && !session.is_http2() {
+    // Over HTTP/1.1 Pingora itself closes after an answer to a body that was not read to its end.
+    if reply.close || stopping {
         session.set_keepalive(None);
     }
     // Over HTTP/2 an answer is followed by a reset of what is still being sent, and then lost.
