@@ -299,7 +299,7 @@ async fn after_silence_a_connection_is_tried_before_the_next_call() {
         .header("x-kruntime-timeout-millis", "100")
         .body("1".into())
         .unwrap();
-    let lost = caller.send(short, http::Version::HTTP_11).await;
+    let lost = caller.send(short, Version::HTTP_11).await;
     assert_eq!((lost.status, lost.dispatched().as_str()), (504, "unknown"));
     let next = caller.call(&function.path, "1").await;
     assert_eq!((next.status, next.reason().as_str()), (503, "OwnerUnreachable"));
