@@ -16,17 +16,16 @@ fn committed_stubs_match_the_proto_files() {
         .out_dir(out.path())
         .compile_fds(descriptors)
         .expect("code generation");
-    for name in ["executor.v1.rs"] {
-        let generated = fs::read_to_string(out.path().join(name)).expect("generated file");
-        let committed = root.join("src/gen").join(name);
-        if std::env::var_os("KRUNTIMES_UPDATE").is_some() {
-            fs::write(&committed, &generated).expect("write the committed stub");
-        }
-        let kept = fs::read_to_string(&committed).unwrap_or_default();
-        assert!(
-            kept == generated,
-            "{} is out of date: run `make generate`",
-            committed.display()
-        );
+    let name = "executor.v1.rs";
+    let generated = fs::read_to_string(out.path().join(name)).expect("generated file");
+    let committed = root.join("src/gen").join(name);
+    if std::env::var_os("KRUNTIMES_UPDATE").is_some() {
+        fs::write(&committed, &generated).expect("write the committed stub");
     }
+    let kept = fs::read_to_string(&committed).unwrap_or_default();
+    assert!(
+        kept == generated,
+        "{} is out of date: run `make generate`",
+        committed.display()
+    );
 }
