@@ -525,7 +525,7 @@ fn statuses() -> Vec<(Value, Value, Verdict)> {
             Refused(&["attempt never falls"]),
         ),
         (
-            assigned.clone(),
+            assigned,
             json!({ "attempt": null }),
             Refused(&["attempt never falls"]),
         ),
