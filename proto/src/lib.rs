@@ -1,6 +1,7 @@
 //! What kruntimes processes say to each other.
 //!
 //! [`executor`] holds the generated messages and services of `executor.v1`,
+//! [`owner`] those of `kruntimes.owner.v1`,
 //! [`limits`] every bound of the wire with its unit, [`ids`] the bounded ids,
 //! [`failure`] the closed set of failures and how they travel in a gRPC status,
 //! [`hop`] the names of the metadata that the gateway adds for the owner.
@@ -27,4 +28,23 @@ pub mod limits;
 )]
 pub mod executor {
     include!("gen/executor.v1.rs");
+}
+
+/// Messages, client and server of `kruntimes.owner.v1`, generated from
+/// `owner/v1/owner.proto`.
+#[allow(
+    missing_docs,
+    clippy::all,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated code"
+)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::or_fun_call,
+    clippy::panic,
+    reason = "generated code"
+)]
+pub mod owner {
+    include!("gen/kruntimes.owner.v1.rs");
 }

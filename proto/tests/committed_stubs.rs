@@ -8,24 +8,25 @@ use std::{fs, path::Path};
 fn committed_stubs_match_the_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = tempfile::tempdir().expect("a temporary folder");
-    let descriptors =
-        protox::compile(["executor/v1/executor.proto"], [root]).expect("the proto files compile");
+    let files = ["executor/v1/executor.proto", "owner/v1/owner.proto"];
+    let descriptors = protox::compile(files, [root]).expect("the proto files compile");
     tonic_prost_build::configure()
         .bytes(".executor.v1.InvokeFunctionRequest.input")
         .bytes(".executor.v1.InvokeFunctionResponse.output")
         .out_dir(out.path())
         .compile_fds(descriptors)
         .expect("code generation");
-    let name = "executor.v1.rs";
-    let generated = fs::read_to_string(out.path().join(name)).expect("generated file");
-    let committed = root.join("src/gen").join(name);
-    if std::env::var_os("KRUNTIMES_UPDATE").is_some() {
-        fs::write(&committed, &generated).expect("write the committed stub");
+    for name in ["executor.v1.rs", "kruntimes.owner.v1.rs"] {
+        let generated = fs::read_to_string(out.path().join(name)).expect("generated file");
+        let committed = root.join("src/gen").join(name);
+        if std::env::var_os("KRUNTIMES_UPDATE").is_some() {
+            fs::write(&committed, &generated).expect("write the committed stub");
+        }
+        let kept = fs::read_to_string(&committed).unwrap_or_default();
+        assert!(
+            kept == generated,
+            "{} is out of date: run `make generate`",
+            committed.display()
+        );
     }
-    let kept = fs::read_to_string(&committed).unwrap_or_default();
-    assert!(
-        kept == generated,
-        "{} is out of date: run `make generate`",
-        committed.display()
-    );
 }
