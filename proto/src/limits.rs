@@ -63,3 +63,46 @@ pub fn clip(text: &str, max: usize) -> String {
     }
     format!("{}{MARK}", &text[..end])
 }
+
+/// Whether arrays and objects nest deeper than `most`. Whether it is JSON at all is
+/// for others to say.
+#[must_use]
+pub fn nests_deeper(json: &[u8], most: usize) -> bool {
+    let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            _ if in_text => {}
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > most {
+                    return true;
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_nesting_is_nesting() {
+        for (json, depth) in [
+            (r#"{"a":[1,{"b":[]}]}"#, 4),
+            (r#"["[[[[","\"[[[[","\\"]"#, 1),
+            ("[][][]", 1),
+            ("]]]]", 0),
+            ("\"[[", 0),
+        ] {
+            assert!(!nests_deeper(json.as_bytes(), depth), "{json}");
+            assert!(depth == 0 || nests_deeper(json.as_bytes(), depth - 1), "{json}");
+        }
+    }
+}
