@@ -3,9 +3,12 @@
 //! An adapter decides and prepares; it starts nothing. The server does that the
 //! same way for every language (`worker`).
 
+pub mod bash;
 pub mod python;
 
 use std::{ffi::OsString, path::PathBuf};
+
+use crate::worker::wire::Speech;
 
 /// A function as the adapter sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub struct Program {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
+    /// How its shim speaks.
+    pub speech: Speech,
     /// What the language needs in the environment.
     pub env: Vec<(String, String)>,
     /// What the worker must be able to read besides the image.
@@ -40,6 +45,10 @@ pub trait Adapter: Send + Sync + std::fmt::Debug {
     /// Says what is wrong with the handler's name; whether the handler exists is
     /// for the worker to find out.
     fn program(&self, function: &Function) -> Result<Program, String>;
+
+    /// Arguments with which the interpreter starts, uses its own library, and ends
+    /// well: shows whether an isolation level leaves it able to work.
+    fn trial(&self) -> Vec<OsString>;
 }
 
 /// The languages this server has.
@@ -47,4 +56,6 @@ pub trait Adapter: Send + Sync + std::fmt::Debug {
 pub enum Language {
     /// CPython 3.9 or later.
     Python,
+    /// GNU Bash 4.4 or later.
+    Bash,
 }

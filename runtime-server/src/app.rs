@@ -25,7 +25,7 @@ use tonic::transport::{Server, server::Router};
 use tracing::{info, warn};
 
 use crate::{
-    adapter::{Adapter, Function, Language, python::Python},
+    adapter::{Adapter, Function, Language, bash::Bash, python::Python},
     args::{Isolation, ServerArgs, Switch},
     environment::Inherited,
     functions::{Functions, Host},
@@ -53,6 +53,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
     let state = StateDir::create(args.state_dir.clone(), &args.workspace)?;
     let adapter: Arc<dyn Adapter> = match args.adapter {
         Language::Python => Arc::new(Python::prepare(&args.python, state.path())?),
+        Language::Bash => Arc::new(Bash::prepare(&args.bash, state.path())?),
     };
     let mut confinement = Confinement {
         level: 1,
@@ -220,13 +221,9 @@ fn probe(
     let program = adapter.program(&function).map_err(anyhow::Error::msg)?;
     let mut confinement = confinement.clone();
     confinement.read.extend(program.read);
-    let output = exec::command(
-        &confinement,
-        &program.program,
-        &["-c".into(), "import json".into()],
-    )
-    .output()
-    .context("start a worker on trial")?;
+    let output = exec::command(&confinement, &program.program, &adapter.trial())
+        .output()
+        .context("start a worker on trial")?;
     if output.status.success() {
         return Ok(1);
     }

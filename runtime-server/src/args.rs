@@ -76,6 +76,10 @@ pub struct ServerArgs {
     )]
     pub python: PathBuf,
 
+    /// The Bash interpreter: a path, or a name to look up in PATH.
+    #[arg(long, env = "KRUNTIMES_BASH", default_value = "bash", value_name = "PATH")]
+    pub bash: PathBuf,
+
     /// Where private files of the server and its functions go; created below the
     /// system's temporary directory when not given.
     #[arg(long, env = "KRUNTIMES_STATE_DIR", value_name = "PATH")]

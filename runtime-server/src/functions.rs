@@ -267,6 +267,7 @@ impl Functions {
             run_uid: wish.run_uid,
             program: program.program,
             args: program.args,
+            speech: program.speech,
             env,
             working_dir: function.working_dir,
             confinement,

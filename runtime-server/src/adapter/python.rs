@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context as _;
 
 use super::{Adapter, Function, Program};
+use crate::worker::wire::Speech;
 
 const SHIM: &str = include_str!("../../shims/python/worker.py");
 const SDK: &str = include_str!("../../shims/python/kruntimes_function/__init__.py");
@@ -83,11 +84,16 @@ impl Adapter for Python {
                 OsString::from(name),
                 self.sdk.clone().into(),
             ],
+            speech: Speech::Frames,
             // No __pycache__ beside the sources: a file that is replaced within the
             // second, with the same size, would be taken for the old one.
             env: vec![("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned())],
             read: vec![self.shim.clone(), self.sdk.clone()],
         })
+    }
+
+    fn trial(&self) -> Vec<OsString> {
+        vec!["-c".into(), "import json".into()]
     }
 }
 

@@ -137,6 +137,9 @@ pub enum Malformed {
     /// An inner part that is not what it should be.
     #[error("a {0} frame that does not parse")]
     Unreadable(&'static str),
+    /// A control line that is none, or comes when none may (see `lines`).
+    #[error("a control line that does not parse")]
+    Line,
 }
 
 /// Takes one frame off the front of `buffer`; `None` while it is incomplete, with

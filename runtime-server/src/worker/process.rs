@@ -1,4 +1,4 @@
-//! One child that speaks frames: started, talked to, read from, ended.
+//! One child that runs a function: started, ended.
 //!
 //! The child gets one end of a socket pair as its standard input; what it prints
 //! goes through two pipes into the log, so printed text and results never mix
@@ -17,25 +17,19 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf as _, Bytes, BytesMut};
 use kruntimes_proto::limits;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixStream,
-    process::Child,
-    sync::oneshot,
-};
+use tokio::{net::UnixStream, process::Child, sync::oneshot};
 use tracing::{info, warn};
 
 use super::{
     exec::{self, Confinement},
-    frame::{self, Frame, Malformed},
     logs::Logs,
     sweep::{Children, Mark},
+    wire::{Speech, Wire},
 };
 
 /// How long a killed process may take to leave before we stop waiting for it.
@@ -50,6 +44,8 @@ pub struct Plan {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
+    /// How it speaks.
+    pub speech: Speech,
     /// The whole environment; nothing is inherited.
     pub env: Vec<(String, String)>,
     /// Where it starts.
@@ -161,7 +157,7 @@ impl Spawner {
 pub struct Worker {
     /// Waits for its end.
     pub exit: Exit,
-    /// Frames to and from it.
+    /// The conversation with it.
     pub wire: Wire,
     /// What it prints.
     pub logs: Logs,
@@ -195,10 +191,7 @@ impl Worker {
                 plan: Arc::clone(plan),
                 children: spawner.children.clone(),
             },
-            wire: Wire {
-                stream: UnixStream::from_std(ours)?,
-                buffer: BytesMut::with_capacity(16 * 1024),
-            },
+            wire: Wire::new(UnixStream::from_std(ours)?, plan.speech, plan.private.clone()),
             logs: Logs::new(&plan.run_uid, stdout.into(), stderr.into())?,
         })
     }
@@ -298,54 +291,6 @@ impl Exit {
                 processes, "ended processes that a function left behind"
             ),
             Err(error) => warn!(run_uid = self.plan.run_uid, %error, "cannot look for left processes"),
-        }
-    }
-}
-
-/// The frames of one worker.
-#[derive(Debug)]
-pub struct Wire {
-    stream: UnixStream,
-    buffer: BytesMut,
-}
-
-/// The wire cannot be used any more.
-#[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    /// The worker closed its end.
-    #[error("the worker closed its end")]
-    Closed,
-    /// The worker sent what is no frame.
-    #[error("the worker sent {0}")]
-    Malformed(#[from] Malformed),
-    /// The socket failed.
-    #[error("talk to the worker: {0}")]
-    Io(#[from] io::Error),
-}
-
-impl Wire {
-    /// Sends a head and what follows it, without joining them in memory.
-    pub async fn send(&mut self, head: Bytes, body: Bytes) -> Result<(), Broken> {
-        self.stream.write_all_buf(&mut head.chain(body)).await?;
-        Ok(())
-    }
-
-    /// Reads the next frame. Cancel safe.
-    pub async fn next(&mut self) -> Result<Frame, Broken> {
-        loop {
-            if let Some(frame) = frame::take(&mut self.buffer)? {
-                return Ok(frame);
-            }
-            if self.buffer.capacity() == 0 {
-                // A fresh buffer instead of the room left by a large answer, which
-                // would stay in memory for as long as the function.
-                self.buffer = BytesMut::with_capacity(16 * 1024);
-            } else if self.buffer.capacity() == self.buffer.len() {
-                self.buffer.reserve(16 * 1024);
-            }
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
-                return Err(Broken::Closed);
-            }
         }
     }
 }

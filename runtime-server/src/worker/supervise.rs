@@ -6,7 +6,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use kruntimes_proto::{
     failure::{Dispatched, Failure, Reason},
     ids::{InvocationId, RegistrationId},
@@ -20,9 +19,11 @@ use tracing::{debug, info, warn};
 use super::{
     desk::{Call, Desk},
     frame::{CallError, ErrorKind, Frame, Invoke},
+    lines,
     logs::Logs,
-    process::{Broken, Exit, Plan, Spawner, Wire, Worker},
+    process::{Exit, Plan, Spawner, Worker},
     starts::FailedStarts,
+    wire::{Broken, Wire},
 };
 use crate::{args::OnCallerGone, functions::Held, metrics::Metrics, outcome};
 
@@ -242,22 +243,24 @@ impl Supervisor {
     /// Runs one call; gives the worker back if it may be used again.
     async fn call(&mut self, mut worker: Worker, mut call: Call, number: u64) -> Option<Worker> {
         let began = Instant::now();
-        let head = Invoke {
-            call: number,
-            timeout: call.deadline.saturating_duration_since(began),
-            id: call.id.as_str(),
-            traceparent: &call.traceparent,
-            input_bytes: call.input.len(),
-        }
-        .head();
         worker.logs.call_begins(call.id.as_str());
-        let end = self.run_call(&mut worker, &mut call, head).await;
+        let end = self.run_call(&mut worker, &mut call, number).await;
         let fits = |echoed: u64| echoed == number;
         let (answer, fit) = match end {
             End::Frame(Ok(Frame::Result(result))) if fits(result.call) => (outcome::answer(result), true),
             End::Frame(Ok(Frame::Error(error))) if fits(error.call) => {
                 self.log_trouble(&error, &call.id);
                 (Err(outcome::failure(&error, self.settings.expose_errors)), true)
+            }
+            End::Frame(Err(Broken::NotSent(error))) => {
+                let text = format!("the payload cannot be handed to the function: {error}");
+                (
+                    Err(Failure::new(Reason::ServerUnavailable, text).dispatched(Dispatched::No)),
+                    true,
+                )
+            }
+            End::Frame(Err(Broken::OutputTooLong)) => {
+                (Err(Failure::new(Reason::InvalidOutput, lines::too_long())), false)
             }
             End::Frame(Err(Broken::Closed | Broken::Io(_))) => {
                 // It is dying, or has closed its end by mistake: let it die its own death.
@@ -333,12 +336,19 @@ impl Supervisor {
     }
 
     /// Waits for the first thing that ends a call.
-    async fn run_call(&mut self, worker: &mut Worker, call: &mut Call, head: Bytes) -> End {
+    async fn run_call(&mut self, worker: &mut Worker, call: &mut Call, number: u64) -> End {
         let Worker { exit, wire, logs } = worker;
         let cancels = self.settings.on_caller_gone == OnCallerGone::Cancel;
         let input = call.input.clone();
+        let invoke = Invoke {
+            call: number,
+            timeout: call.deadline.saturating_duration_since(Instant::now()),
+            id: call.id.as_str(),
+            traceparent: &call.traceparent,
+            input_bytes: input.len(),
+        };
         let exchange = async {
-            wire.send(head, input).await?;
+            wire.send(&invoke, input).await?;
             wire.next().await
         };
         tokio::pin!(exchange);

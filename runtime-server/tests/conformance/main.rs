@@ -7,6 +7,7 @@
     reason = "each test awaits or aborts the tasks it spawns"
 )]
 
+mod bash;
 mod calls;
 mod deaths;
 mod harness;
