@@ -26,7 +26,7 @@ pub struct Node {
     pub client: Client,
     /// Namespace whose Pods are run.
     pub namespace: String,
-    /// The runtime whose Pods are run.
+    /// The runtime whose Pods are run, named like its language.
     pub runtime: String,
     /// Kubeconfig of the runtimeds.
     pub runtimed_kubeconfig: std::path::PathBuf,
@@ -134,7 +134,7 @@ fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Resu
         "kruntimes-runtime-server",
         &format!("{name}-server"),
         &flags(&[
-            ("adapter", "python".to_owned()),
+            ("adapter", node.runtime.clone()),
             ("listen", socket.clone()),
             ("workspace", at("workspace").display().to_string()),
             ("peer-check", "off".to_owned()),

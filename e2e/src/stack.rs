@@ -32,6 +32,8 @@ const RUNTIMED_ROLE: &str = "kruntimes-e2e-runtimed";
 
 /// What a test may choose.
 pub struct Choices {
+    /// Language of the pool, and its name.
+    pub language: &'static str,
     /// Pods of the pool.
     pub replicas: i32,
     /// Runs a Pod holds.
@@ -45,6 +47,7 @@ pub struct Choices {
 impl Default for Choices {
     fn default() -> Self {
         Self {
+            language: "python",
             replicas: 1,
             runs: 8,
             gateway_with_client_certificate: false,
@@ -178,11 +181,18 @@ impl Stack {
         .await
         .with_context(|| gateway.output())?;
 
-        make_runtime(client, &namespace, "python", choices.replicas, choices.runs).await?;
+        make_runtime(
+            client,
+            &namespace,
+            choices.language,
+            choices.replicas,
+            choices.runs,
+        )
+        .await?;
         let kubelet = Kubelet::start(Node {
             client: client.clone(),
             namespace: namespace.clone(),
-            runtime: "python".to_owned(),
+            runtime: choices.language.to_owned(),
             runtimed_kubeconfig: at("runtimed.kubeconfig"),
             capacity: format!("runs={}", choices.runs),
             server_env: Vec::new(),
@@ -191,7 +201,7 @@ impl Stack {
         let world = World {
             client: client.clone(),
             namespace,
-            runtime: "python".to_owned(),
+            runtime: choices.language.to_owned(),
             gateway: Gateway {
                 address: listen,
                 name: GATEWAY_NAME.to_owned(),
@@ -210,7 +220,7 @@ impl Stack {
     }
 }
 
-/// Makes a Runtime whose Pods run Python functions.
+/// Makes a Runtime whose Pods run functions of the language of that name.
 pub async fn make_runtime(
     client: &Client,
     namespace: &str,
@@ -225,7 +235,7 @@ pub async fn make_runtime(
             "replicas": replicas,
             "capacity": { "resources": { "runs": runs } },
             "template": { "spec": { "containers": [{
-                "name": "runtime", "image": "kruntimes/runtime-python:0.1.0", "imagePullPolicy": "IfNotPresent",
+                "name": "runtime", "image": format!("kruntimes/runtime-{name}:0.1.0"), "imagePullPolicy": "IfNotPresent",
                 "resources": { "requests": { "cpu": "10m", "memory": "32Mi" }, "limits": { "memory": "512Mi" } },
             }]}},
         },
