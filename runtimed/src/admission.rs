@@ -1,4 +1,4 @@
-//! The full resource vector of this Pod: the authority on capacity (contract 6.1).
+//! The full resource vector of this Pod: the authority on capacity (C-6.1).
 //!
 //! The scheduler places by what it has seen; two of its leaders, or a stale view, may place too much.
 //! What does not fit here is handed back.
@@ -149,8 +149,9 @@ mod tests {
             .collect()
     }
 
+    /// C-6.1: every resource must fit.
     #[test]
-    fn every_resource_must_fit_contract_6_1() {
+    fn every_resource_must_fit() {
         let mut pod = Admission::new(vector(&[
             ("runs", "2"),
             ("memory", "1Gi"),

@@ -22,9 +22,15 @@ use kruntimes_ops::{
     readiness::{Guard, Readiness},
 };
 use kruntimes_peer::{Incoming, OwnKey, TrustBundle, accept};
-use kruntimes_proto::{executor::function_runtime_server::FunctionRuntimeServer, limits};
+use kruntimes_proto::{
+    executor::function_runtime_server::FunctionRuntimeServer, limits, owner::owner_server::OwnerServer,
+};
 use kube::{Api, Client};
-use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    time::{Interval, MissedTickBehavior, interval, sleep},
+};
 use tonic::transport::Server;
 
 use crate::{
@@ -32,7 +38,7 @@ use crate::{
     args::{Args, CallerCredential},
     audit::Audit,
     caller::{Callers, GatewayIsEnough},
-    gateway_config,
+    events, gateway_config,
     heartbeat::{self, Contact},
     held::Held,
     invoker::Invoker,
@@ -43,7 +49,9 @@ use crate::{
         watch,
     },
     metrics::Numbers,
+    owner::OwnerService,
     runtime_server::RuntimeServer,
+    server_watch::{self, ServerSilence},
     source::Workspace,
 };
 
@@ -85,7 +93,7 @@ pub struct Outside {
     /// Who may call.
     pub callers: Arc<dyn Callers>,
     /// What must be seen to ask Kubernetes without an identity of its own before any Run is taken
-    /// (contract 3.6).
+    /// (C-3.6).
     pub anonymous: Option<Authorizer>,
     /// The Runtime Server.
     pub server: RuntimeServer,
@@ -138,7 +146,7 @@ impl App {
         let mut metrics = Metrics::new();
         let numbers = Numbers::register(&mut metrics);
         let readiness = Readiness::new();
-        let guards = ["access-reviews", "runtime-server", "heartbeat", "watch"];
+        let guards = ["access-reviews", server_watch::PART, "heartbeat", "watch"];
         let guards = guards.map(|part| readiness.register(part));
 
         let key = OwnKey::generate()?;
@@ -158,6 +166,8 @@ impl App {
         let gateway = gateway_config::watch(files, trust.clone(), &drain);
         let audit = Audit::new(&args.runtime, outside.audit, numbers.clone())?;
         let contact = Contact::new();
+        let (events, publisher) = events::channel(outside.client.clone(), &me.pod);
+        drain.spawn_background("events", publisher.run());
         let pod = Arc::new(Pod {
             runs: Api::namespaced(outside.client.clone(), &me.namespace),
             me,
@@ -169,7 +179,8 @@ impl App {
             workspace: Workspace::new(&args.workspace)?,
             gateway,
             registering: Semaphore::new(REGISTERING),
-            refresh: tokio::sync::Mutex::new(tokio::time::interval(REFRESH)),
+            refresh: tokio::sync::Mutex::new(paced(REFRESH)),
+            events,
             numbers,
             drain: drain.clone(),
             grace: args.ops.grace_period,
@@ -195,6 +206,7 @@ impl App {
                 drivers,
                 client: outside.client,
                 contact,
+                readiness: readiness.clone(),
                 anonymous: outside.anonymous,
                 refused: Arc::clone(&refused),
             },
@@ -226,6 +238,12 @@ impl App {
         &self.invoker
     }
 
+    /// What serves the rest of the hop, for a caller in the same process.
+    #[must_use]
+    pub fn owner_service(&self) -> OwnerService {
+        OwnerService::new(self.invoker.clone(), Timestamp::now)
+    }
+
     /// Waits until the process is asked to stop and has handed over its Runs.
     ///
     /// # Errors
@@ -241,9 +259,17 @@ impl App {
     }
 }
 
+/// Ticks at most so often: what was not used while nothing was to do is not made up for later.
+fn paced(period: Duration) -> Interval {
+    let mut interval = interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
 /// Until every Run is handed over: who calls meanwhile is told `Draining`, which is an answer, and
 /// not that the connection is closing, after which nobody knows what became of a call.
 fn serve_hop(invoker: Invoker, incoming: Incoming, drivers: Drivers, drain: &Drain) {
+    let owner = OwnerServer::new(OwnerService::new(invoker.clone(), Timestamp::now));
     let service = FunctionRuntimeServer::new(invoker)
         .max_decoding_message_size(limits::MESSAGE_BYTES)
         .max_encoding_message_size(limits::MESSAGE_BYTES);
@@ -255,6 +281,7 @@ fn serve_hop(invoker: Invoker, incoming: Incoming, drivers: Drivers, drain: &Dra
         .max_concurrent_streams(STREAMS)
         .http2_max_header_list_size(HEADERS)
         .add_service(service)
+        .add_service(owner)
         .serve_with_incoming_shutdown(incoming, async move {
             stopping.cancelled().await;
             drivers.none_left().await;
@@ -283,6 +310,7 @@ struct Owning {
     drivers: Drivers,
     client: Client,
     contact: Contact,
+    readiness: Readiness,
     anonymous: Option<Authorizer>,
     refused: Arc<AtomicBool>,
 }
@@ -297,6 +325,7 @@ fn own_runs(owning: Owning, guards: [Guard; 4]) {
             drivers,
             client,
             contact,
+            readiness,
             anonymous,
             refused,
         } = owning;
@@ -314,11 +343,17 @@ fn own_runs(owning: Owning, guards: [Guard; 4]) {
         drop(server);
         let modes: &[&str] = if functions { &[MODE_FUNCTION] } else { &[] };
         tracing::info!(?modes, "the Runtime Server supports these modes");
+        let silence = ServerSilence::new();
+        drain.spawn_background(
+            "runtime server",
+            server_watch::run(pod.server.clone(), silence.clone(), readiness),
+        );
         let beat = heartbeat::run(
             client,
             pod.me.clone(),
             modes,
             contact,
+            silence,
             pod.numbers.clone(),
             heartbeat,
         );

@@ -1,4 +1,4 @@
-//! One JSONL line an invocation on standard output (contract 6.5): who was called, what came of it,
+//! One JSONL line an invocation on standard output (C-6.5): who was called, what came of it,
 //! how long it took; never a body or an output value.
 //!
 //! A line is handed to a thread over a bounded queue. When nobody reads standard output, lines are
@@ -192,8 +192,9 @@ mod tests {
 
     const RUN: &str = "2c24c1f0-9f8f-4f80-82d5-3dd16a12d1e6";
 
+    /// C-6.5: one line a call.
     #[tokio::test]
-    async fn one_line_a_call_contract_6_5() {
+    async fn one_line_a_call() {
         let pipe = Pipe::default();
         let audit = Audit::new("python", pipe.clone(), Numbers::default()).unwrap();
         let run = RUN.parse().unwrap();

@@ -1,4 +1,4 @@
-//! What may come back from a Runtime Server (contract 5.3): a custom server is not trusted to keep
+//! What may come back from a Runtime Server (C-5.3): a custom server is not trusted to keep
 //! the limits, and a message that breaks them must not reach a caller.
 
 use std::collections::HashMap;
@@ -83,7 +83,7 @@ fn content_type(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Never quotes a value (contract 5.4).
+/// Never quotes a value (C-5.4).
 fn outputs(outputs: &HashMap<String, String>) -> Result<(), String> {
     if outputs.len() > limits::OUTPUTS_KEYS {
         return Err(format!(
@@ -132,15 +132,17 @@ mod tests {
         check_response(&response, "reg_1").map_err(|failure| failure.reason)
     }
 
+    /// C-5.3: the output has at most a mebibyte.
     #[test]
-    fn the_output_has_at_most_a_mebibyte_contract_5_3() {
+    fn the_output_has_at_most_a_mebibyte() {
         let sized = |size: usize| response(|it| it.output = vec![b'x'; size].into());
         assert_eq!(sized(limits::OUTPUT_BYTES), Ok(()));
         assert_eq!(sized(limits::OUTPUT_BYTES + 1), Err(Reason::InvalidOutput));
     }
 
+    /// C-5.3: outputs have four limits.
     #[test]
-    fn outputs_have_four_limits_contract_5_3() {
+    fn outputs_have_four_limits() {
         let with = |pairs: Vec<(String, String)>| response(|it| it.outputs = pairs.into_iter().collect());
         let many = |count: usize, size: usize| {
             with(

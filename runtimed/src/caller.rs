@@ -1,5 +1,5 @@
 //! May the caller use this Run? Asked again by the owner, with the token that the gateway forwards
-//! (contract 3.6).
+//! (C-3.6).
 
 use async_trait::async_trait;
 use kruntimes_api::keys::RunKey;
@@ -10,14 +10,23 @@ use kruntimes_proto::{
 };
 use tonic::metadata::MetadataMap;
 
+/// What a caller wants of a Run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// To run it, or to know whether it could.
+    Invoke,
+    /// To end somebody's running call.
+    Cancel,
+}
+
 /// Answers for the caller of one call.
 #[async_trait]
 pub trait Callers: Send + Sync + 'static {
-    /// Whether whoever sent this metadata may invoke the Run.
+    /// Whether whoever sent this metadata may do that with the Run.
     ///
     /// # Errors
     /// Why not, or that it cannot be found out.
-    async fn may_invoke(&self, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure>;
+    async fn may(&self, wish: Wish, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure>;
 }
 
 /// `--caller-credential omit`: the gateway's identity, which TLS has checked, is enough.
@@ -26,14 +35,14 @@ pub struct GatewayIsEnough;
 
 #[async_trait]
 impl Callers for GatewayIsEnough {
-    async fn may_invoke(&self, _metadata: &MetadataMap, _run: &RunKey) -> Result<(), Failure> {
+    async fn may(&self, _wish: Wish, _metadata: &MetadataMap, _run: &RunKey) -> Result<(), Failure> {
         Ok(())
     }
 }
 
 #[async_trait]
 impl Callers for Authorizer {
-    async fn may_invoke(&self, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure> {
+    async fn may(&self, wish: Wish, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure> {
         let values = metadata
             .get_all(hop::AUTHORIZATION)
             .iter()
@@ -41,7 +50,7 @@ impl Callers for Authorizer {
         let bearer = Bearer::parse(values)
             .map_err(|error| Failure::new(Reason::Unauthenticated, error.to_string()))?;
         let question = Question {
-            verb: "get",
+            verb: wish.verb(),
             namespace: run.namespace.clone(),
             name: run.name.clone(),
             uid: run.uid.to_string(),
@@ -50,7 +59,7 @@ impl Callers for Authorizer {
             Verdict::Allowed { .. } => Ok(()),
             Verdict::Denied => Err(Failure::new(
                 Reason::PermissionDenied,
-                "the caller may not get this Run",
+                format!("the caller may not {} this Run", wish.verb()),
             )),
             Verdict::Rejected => Err(Failure::new(
                 Reason::Unauthenticated,
@@ -60,6 +69,19 @@ impl Callers for Authorizer {
                 Reason::AuthorizationUnavailable,
                 "no access review was possible",
             )),
+        }
+    }
+}
+
+// === impl Wish ===
+
+impl Wish {
+    /// The verb on the Run that is reviewed.
+    #[must_use]
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Invoke => "get",
+            Self::Cancel => "update",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the caller expects × what this Pod holds → pass or refuse (contract 4).
+//! What the caller expects × what this Pod holds → pass or refuse (C-4).
 //!
 //! The gateway routes by a table that may be old, and a Pod's address may be used again. Run UID,
 //! attempt and Pod UID together name one assignment; a call that names another is refused before
@@ -53,8 +53,9 @@ mod tests {
         }
     }
 
+    /// C-4: only the held assignment passes.
     #[test]
-    fn only_the_held_assignment_passes_contract_4() {
+    fn only_the_held_assignment_passes() {
         let own = PodUid::new("pod-a").unwrap();
         let held = Attempt::new(2);
         assert_eq!(check(&expected(2, "pod-a"), &own, held), Ok(()));

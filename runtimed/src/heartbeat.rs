@@ -1,5 +1,5 @@
-//! The Lease that says that runtimed is alive and which modes its server supports (contract 6.7),
-//! and what this process concludes when nobody hears it any more (contract 6.4).
+//! The Lease that says that runtimed is alive and which modes its server supports (C-6.7),
+//! and what this process concludes when nobody hears it any more (C-6.4).
 //!
 //! The scheduler may give a Run to another Pod 40 s after it last saw this Lease renewed. So calls are
 //! refused from 30 s after the last renewal that succeeded, counted from before it was sent.
@@ -20,7 +20,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{lifecycle::facts::Me, metrics::Numbers};
+use crate::{lifecycle::facts::Me, metrics::Numbers, server_watch::ServerSilence};
 
 /// How often the Lease is renewed.
 pub const RENEW: Duration = Duration::from_secs(10);
@@ -51,22 +51,27 @@ impl Contact {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
     }
 
+    /// How long ago the last renewal was; `None` before the first.
+    #[must_use]
+    pub fn silence(&self, now: Instant) -> Option<Duration> {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.map(|last| now.saturating_duration_since(last))
+    }
+
     /// Whether the last renewal is too long ago.
     #[must_use]
     pub fn is_lost(&self, now: Instant) -> bool {
-        self.last
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_none_or(|last| now.saturating_duration_since(last) >= ISOLATED_AFTER)
+        self.silence(now).is_none_or(|silence| silence >= ISOLATED_AFTER)
     }
 }
 
-/// Renews for ever. `ready` drops after the first success.
+/// Renews for ever, except while the Runtime Server is lost. `ready` drops after the first success.
 pub async fn run(
     client: Client,
     me: Me,
     modes: &'static [&'static str],
     contact: Contact,
+    silence: ServerSilence,
     numbers: Numbers,
     ready: Guard,
 ) {
@@ -77,6 +82,20 @@ pub async fn run(
     let mut failing = false;
     loop {
         let sent = Instant::now();
+        if silence.is_lost(sent) {
+            // The scheduler takes the Pod for lost then and deletes it; nothing less makes sure that no
+            // code of its Runs goes on.
+            if !failing {
+                tracing::warn!(
+                    lease = name,
+                    "the heartbeat stops, because the Runtime Server is silent"
+                );
+            }
+            failing = true;
+            numbers.isolated.set(i64::from(contact.is_lost(sent)));
+            sleep(RETRY).await;
+            continue;
+        }
         let lease = lease(&me, modes, Timestamp::now());
         let patch = Patch::Apply(&lease);
         let renewed = match timeout(ATTEMPT, leases.patch(&name, &params, &patch)).await {
@@ -137,8 +156,9 @@ fn lease(me: &Me, modes: &[&str], now: Timestamp) -> Value {
 mod tests {
     use super::*;
 
+    /// C-6.4: contact is lost after 30 seconds.
     #[tokio::test(start_paused = true)]
-    async fn contact_is_lost_after_30_seconds_contract_6_4() {
+    async fn contact_is_lost_after_30_seconds() {
         let contact = Contact::new();
         let start = Instant::now();
         assert!(contact.is_lost(start), "before the first renewal");

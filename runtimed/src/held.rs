@@ -1,7 +1,7 @@
 //! Which registrations this Pod holds, and whether each may be called.
 //!
 //! The lifecycle writes, the invoker reads. An invocation finds its entry here and nowhere else: it
-//! reads nothing from Kubernetes (contract 1.2).
+//! reads nothing from Kubernetes (C-1.2).
 
 use std::{
     collections::HashMap,
@@ -10,12 +10,12 @@ use std::{
 
 use kruntimes_api::keys::{Attempt, RunKey, RunUid};
 use kruntimes_proto::{
-    failure::{Failure, Reason},
+    failure::{Dispatched, Failure, Reason},
     ids::RegistrationId,
 };
 use tokio::{sync::Notify, time::Instant};
 
-use crate::slots::Slot;
+use crate::{outputs::OutputsDir, slots::Slot};
 
 /// Every registration of this Pod. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -36,7 +36,21 @@ pub struct Entry {
     pub slot: Slot,
     /// Told when a call met a server that does not know the registration any more.
     pub suspect: Notify,
+    /// Told when the server runs a call on that it was to end.
+    pub stuck: Notify,
     state: Mutex<State>,
+    told: Mutex<Trouble>,
+}
+
+/// A registration that can be called.
+#[derive(Debug)]
+pub struct Registered {
+    /// How the server names it.
+    pub id: RegistrationId,
+    /// Since when.
+    pub since: Instant,
+    /// Where calls leave their outputs, if the function can.
+    pub outputs: Option<OutputsDir>,
 }
 
 /// Whether calls may come.
@@ -52,12 +66,23 @@ pub enum Gate {
     Draining,
     /// Never again: the Run ends.
     Terminating,
+    /// Never again: a newer attempt has its own entry.
+    Superseded,
+}
+
+/// The last calls that went wrong, for who asks why.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Trouble {
+    /// The last that was refused before it started.
+    pub refused: Option<(Reason, Instant)>,
+    /// The last that may have run.
+    pub failed: Option<(Reason, Instant)>,
 }
 
 #[derive(Debug)]
 struct State {
     gate: Gate,
-    registration: Option<RegistrationId>,
+    registered: Option<Arc<Registered>>,
 }
 
 // === impl Held ===
@@ -69,7 +94,8 @@ impl Held {
         Self::default()
     }
 
-    /// Begins to hold an assignment, with a closed gate. One of an older attempt is replaced.
+    /// Begins to hold an assignment, with a closed gate. One of an older attempt is replaced, and
+    /// closed for good to calls that have found it already.
     pub fn insert(&self, key: RunKey, attempt: Attempt, ends: Option<Instant>) -> Arc<Entry> {
         let uid = key.uid;
         let entry = Arc::new(Entry {
@@ -78,12 +104,17 @@ impl Held {
             ends,
             slot: Slot::default(),
             suspect: Notify::new(),
+            stuck: Notify::new(),
             state: Mutex::new(State {
                 gate: Gate::Registering,
-                registration: None,
+                registered: None,
             }),
+            told: Mutex::default(),
         });
-        self.write().insert(uid, Arc::clone(&entry));
+        let replaced = self.write().insert(uid, Arc::clone(&entry));
+        if let Some(replaced) = replaced {
+            replaced.close(Gate::Superseded);
+        }
         entry
     }
 
@@ -133,10 +164,10 @@ impl Entry {
     ///
     /// # Errors
     /// Why it may not be called; nothing was started.
-    pub fn callable(&self) -> Result<RegistrationId, Failure> {
+    pub fn callable(&self) -> Result<Arc<Registered>, Failure> {
         let state = self.state();
-        let (reason, detail) = match (state.gate, &state.registration) {
-            (Gate::Open, Some(registration)) => return Ok(registration.clone()),
+        let (reason, detail) = match (state.gate, &state.registered) {
+            (Gate::Open, Some(registered)) => return Ok(Arc::clone(registered)),
             (Gate::Open | Gate::Registering, _) => (Reason::Registering, "the function is being registered"),
             (Gate::Recovering, _) => (
                 Reason::Recovering,
@@ -144,6 +175,7 @@ impl Entry {
             ),
             (Gate::Draining, _) => (Reason::Draining, "this Pod hands its functions over"),
             (Gate::Terminating, _) => (Reason::Terminating, "the function is ending"),
+            (Gate::Superseded, _) => (Reason::StaleRoute, "a newer attempt has replaced this one"),
         };
         Err(Failure::new(reason, detail))
     }
@@ -154,16 +186,22 @@ impl Entry {
         self.state().gate
     }
 
+    /// The newest registration, also behind a closed gate.
+    #[must_use]
+    pub fn registered(&self) -> Option<Arc<Registered>> {
+        self.state().registered.clone()
+    }
+
     /// Lets calls through to this registration. `false`, and nothing happens, when the gate was
     /// closed for good.
-    pub fn open(&self, registration: RegistrationId) -> bool {
+    pub fn open(&self, registered: Arc<Registered>) -> bool {
         let mut state = self.state();
         if state.gate.is_final() {
             return false;
         }
         *state = State {
             gate: Gate::Open,
-            registration: Some(registration),
+            registered: Some(registered),
         };
         true
     }
@@ -176,6 +214,22 @@ impl Entry {
         }
     }
 
+    /// Remembers how a call of somebody who may call went wrong.
+    pub fn note(&self, failure: &Failure, now: Instant) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = match failure.dispatched {
+            Dispatched::No => &mut told.refused,
+            Dispatched::Yes | Dispatched::Unknown => &mut told.failed,
+        };
+        *place = Some((failure.reason, now));
+    }
+
+    /// How the last calls went wrong.
+    #[must_use]
+    pub fn trouble(&self) -> Trouble {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,8 +238,34 @@ impl Entry {
 // === impl Gate ===
 
 impl Gate {
+    /// The word for people.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Registering => "Registering",
+            Self::Open => "Ready",
+            Self::Recovering => "Recovering",
+            Self::Draining => "Draining",
+            Self::Terminating | Self::Superseded => "Terminating",
+        }
+    }
+
     fn is_final(self) -> bool {
-        matches!(self, Self::Draining | Self::Terminating)
+        matches!(self, Self::Draining | Self::Terminating | Self::Superseded)
+    }
+}
+
+// === impl Registered ===
+
+impl Registered {
+    /// Without outputs, from now on.
+    #[must_use]
+    pub fn new(id: RegistrationId, outputs: Option<OutputsDir>, now: Instant) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            since: now,
+            outputs,
+        })
     }
 }
 
@@ -200,37 +280,62 @@ mod tests {
         (held, entry)
     }
 
+    fn registered() -> Arc<Registered> {
+        Registered::new(RegistrationId::generate(), None, Instant::now())
+    }
+
     #[test]
     fn callable_only_while_open() {
         let (_, entry) = entry();
-        let reason = |entry: &Entry| entry.callable().map_err(|failure| failure.reason);
+        let reason = |entry: &Entry| {
+            let callable = entry.callable();
+            callable.map(|it| it.id.clone()).map_err(|failure| failure.reason)
+        };
         assert_eq!(reason(&entry), Err(Reason::Registering));
-        let id = RegistrationId::generate();
-        assert!(entry.open(id.clone()));
-        assert_eq!(reason(&entry), Ok(id.clone()));
+        let one = registered();
+        assert!(entry.open(Arc::clone(&one)));
+        assert_eq!(reason(&entry), Ok(one.id.clone()));
         entry.close(Gate::Recovering);
         assert_eq!(reason(&entry), Err(Reason::Recovering));
-        assert!(entry.open(id));
+        assert!(entry.open(one));
         entry.close(Gate::Terminating);
         assert_eq!(reason(&entry), Err(Reason::Terminating));
     }
 
+    /// Scenario 104: what drains is never ready again.
     #[test]
     fn what_drains_is_never_ready_again() {
         let (held, entry) = entry();
         held.drain();
-        assert!(!entry.open(RegistrationId::generate()));
+        assert!(!entry.open(registered()));
         entry.close(Gate::Recovering);
         assert_eq!(entry.gate(), Gate::Draining);
     }
 
+    /// A call that found the old entry before it was replaced must not start through it.
     #[test]
-    fn a_new_attempt_has_a_slot_of_its_own() {
+    fn a_new_attempt_has_a_slot_of_its_own_and_closes_the_old_gate() {
         let (held, old) = entry();
-        let _call = old.slot.take(Instant::now()).expect("free");
+        assert!(old.open(registered()));
+        let _call = old.slot.look(Instant::now()).expect("free");
         let new = held.insert(old.key.clone(), Attempt::FIRST.next(), None);
         assert!(new.slot.is_free() && !old.slot.is_free());
+        assert_eq!(old.callable().unwrap_err().reason, Reason::StaleRoute);
+        assert!(!old.open(registered()), "for good");
         held.remove(old.key.uid);
         assert!(held.is_empty());
+    }
+
+    #[test]
+    fn refusals_and_failures_are_remembered_apart() {
+        let (_, entry) = entry();
+        let now = Instant::now();
+        entry.note(&Failure::new(Reason::Busy, ""), now);
+        entry.note(&Failure::new(Reason::WorkerExited, ""), now);
+        let trouble = Trouble {
+            refused: Some((Reason::Busy, now)),
+            failed: Some((Reason::WorkerExited, now)),
+        };
+        assert_eq!(entry.trouble(), trouble);
     }
 }

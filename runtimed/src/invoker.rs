@@ -1,12 +1,12 @@
-//! The hop's service: `executor.v1.FunctionRuntime/InvokeFunction` and nothing else (contract 4).
+//! The hop's service: `executor.v1.FunctionRuntime/InvokeFunction` and nothing else (C-4).
 //!
-//! hop mark → fence → caller → contact → gate → slot → Runtime Server → bounds → audit. Nothing here
-//! reads or writes Kubernetes, except one access review when no answer is kept.
+//! hop mark → fence → caller → contact → gate → slot → Runtime Server → outputs → bounds → audit.
+//! Nothing here reads or writes Kubernetes, except one access review when no answer is kept.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use kruntimes_api::keys::{Attempt, PodUid, RunUid};
+use kruntimes_api::keys::PodUid;
 use kruntimes_ops::drain::Drain;
 use kruntimes_proto::{
     executor::{
@@ -16,8 +16,6 @@ use kruntimes_proto::{
     },
     failure::{Component, Dispatched, Failure, Reason},
     hop,
-    ids::InvocationId,
-    limits,
 };
 use tokio::time::Instant;
 use tonic::{
@@ -28,11 +26,14 @@ use tonic::{
 use crate::{
     audit::Audit,
     bounds,
-    caller::Callers,
+    caller::{Callers, Wish},
     fence::{self, Expected},
     heartbeat::Contact,
     held::{Entry, Held},
-    runtime_server::{Answer, RuntimeServer, Trace},
+    outputs::{self, Left},
+    request::{self, Call},
+    running::Occupied,
+    runtime_server::{Answer, RuntimeServer, Trace, says_gone},
 };
 
 /// Serves calls; clones share everything.
@@ -54,13 +55,6 @@ pub struct Invoker {
     pub drain: Drain,
 }
 
-/// A call whose form is right.
-struct Call {
-    expected: Expected,
-    id: InvocationId,
-    message: InvokeFunctionRequest,
-}
-
 // === impl Invoker ===
 
 impl Invoker {
@@ -72,40 +66,71 @@ impl Invoker {
         let _in_flight = self.drain.guard();
         let arrived = Instant::now();
         let (metadata, _, message) = request.into_parts();
-        let call = parse(&metadata, message)?;
+        let call = Call::parse(&metadata, message)?;
         let line = self.audit.begin(call.expected.run, call.id.as_str());
         let result = self.call(&metadata, call, arrived).await;
         line.end(result.as_ref().map(|_| ()));
         result
     }
 
-    async fn call(&self, metadata: &MetadataMap, call: Call, arrived: Instant) -> Result<Answer, Failure> {
-        let entry = self.held.get(call.expected.run);
-        fence::check(
-            &call.expected,
-            &self.pod,
-            entry.as_ref().map(|entry| entry.attempt),
-        )?;
-        let Some(entry) = entry else {
-            return Err(Failure::new(
-                Reason::StaleRoute,
-                "the Run is not held by this Pod",
-            ));
-        };
-        self.callers.may_invoke(metadata, &entry.key).await?;
-        bounds::check_request(&call.message)?;
-        if self.contact.is_lost(Instant::now()) {
+    /// The assignment that `expected` names, if this Pod holds it and the caller may.
+    ///
+    /// # Errors
+    /// What the caller is told.
+    pub async fn entry(
+        &self,
+        wish: Wish,
+        metadata: &MetadataMap,
+        expected: &Expected,
+    ) -> Result<Arc<Entry>, Failure> {
+        let entry = self.held.get(expected.run);
+        let attempt = entry.as_ref().map(|entry| entry.attempt);
+        fence::check(expected, &self.pod, attempt)?;
+        let entry =
+            entry.ok_or_else(|| Failure::new(Reason::StaleRoute, "the Run is not held by this Pod"))?;
+        self.callers.may(wish, metadata, &entry.key).await?;
+        Ok(entry)
+    }
+
+    /// Whether Kubernetes hears this Pod.
+    ///
+    /// # Errors
+    /// [`Reason::OwnerIsolated`].
+    pub fn heard(&self, now: Instant) -> Result<(), Failure> {
+        if self.contact.is_lost(now) {
             return Err(Failure::new(
                 Reason::OwnerIsolated,
                 "this Pod has no contact to Kubernetes and refuses calls on its own",
             ));
         }
-        let registration = entry.callable()?;
+        Ok(())
+    }
+
+    async fn call(&self, metadata: &MetadataMap, call: Call, arrived: Instant) -> Result<Answer, Failure> {
+        let entry = self.entry(Wish::Invoke, metadata, &call.expected).await?;
+        let result = self.admitted(&entry, metadata, call, arrived).await;
+        if let Err(failure) = &result {
+            entry.note(failure, Instant::now());
+        }
+        result
+    }
+
+    /// A call of somebody who may.
+    async fn admitted(
+        &self,
+        entry: &Arc<Entry>,
+        metadata: &MetadataMap,
+        call: Call,
+        arrived: Instant,
+    ) -> Result<Answer, Failure> {
+        bounds::check_request(&call.message)?;
+        self.heard(Instant::now())?;
+        let registered = entry.callable()?;
         // Asking Kubernetes was part of the caller's time: the gateway does not wait longer for it.
-        let until = arrived + deadline(call.message.timeout_millis, entry.ends, arrived)?;
+        let until = arrived + request::deadline(call.message.timeout_millis, entry.ends, arrived)?;
         let now = Instant::now();
-        let timeout = until.saturating_duration_since(now);
-        if timeout < Duration::from_millis(1) {
+        let time = until.saturating_duration_since(now);
+        if time < Duration::from_millis(1) {
             return Err(Failure::new(
                 Reason::DeadlineExceeded,
                 "the time was over before the call began",
@@ -113,7 +138,7 @@ impl Invoker {
             .dispatched(Dispatched::No)
             .by(Component::Runtimed));
         }
-        let taken = match entry.slot.take(until) {
+        let taken = match entry.slot.take(call.id.clone(), now, until) {
             Ok(taken) => taken,
             Err(busy) => {
                 // Whoever ends the Run takes the slot first and closes the gate then.
@@ -125,29 +150,38 @@ impl Invoker {
             }
         };
         // The gate may have closed, or opened for another registration, before the slot was ours.
-        if entry.callable()? != registration {
+        if !Arc::ptr_eq(&entry.callable()?, &registered) {
             return Err(Failure::new(
                 Reason::Recovering,
                 "the function is being registered again",
             ));
         }
+        if let Some(outputs) = &registered.outputs {
+            outputs.empty().await.map_err(|error| no_place(&error))?;
+        }
         let message = InvokeFunctionRequest {
             registration: Some(FunctionRegistration {
                 run_uid: call.expected.run.to_string(),
-                registration_id: registration.as_str().to_owned(),
+                registration_id: registered.id.as_str().to_owned(),
             }),
             invocation_id: call.id.as_str().to_owned(),
-            timeout_millis: i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX),
+            timeout_millis: i64::try_from(time.as_millis()).unwrap_or(i64::MAX),
             ..call.message
         };
         let trace = Trace {
             parent: metadata.get(hop::TRACEPARENT).cloned(),
             state: metadata.get(hop::TRACESTATE).cloned(),
         };
-        let answer = self.server.invoke(message, timeout, &trace).await;
-        drop(taken);
-        let mut answer = answer.map_err(|failure| lost(&entry, failure))?;
-        bounds::check_response(&answer.response, registration.as_str())?;
+        let mut running = Occupied::new(&self.server, &self.drain, entry, &registered, taken, until);
+        let answer = running.call(message, time, &trace).await;
+        let mut answer = answer.map_err(|failure| lost(entry, failure))?;
+        let left = match &registered.outputs {
+            Some(outputs) => outputs.read().await,
+            None => Ok(Left::Nothing),
+        };
+        drop(running);
+        add_outputs(&mut answer.response, left)?;
+        bounds::check_response(&answer.response, registered.id.as_str())?;
         // The registration's id stays in the Pod.
         answer.response.registration = Some(FunctionRegistration {
             run_uid: call.expected.run.to_string(),
@@ -158,10 +192,30 @@ impl Invoker {
     }
 }
 
+/// What the function left in its file joins what it returned (C-5.4).
+fn add_outputs(response: &mut InvokeFunctionResponse, left: io::Result<Left>) -> Result<(), Failure> {
+    let file = match left {
+        Ok(Left::Nothing) => return Ok(()),
+        Ok(Left::Bytes(bytes)) => outputs::parse(&bytes),
+        Ok(Left::Unusable) => Err("it is no regular file that can be read".to_owned()),
+        Err(error) => Err(format!("it cannot be read: {}", error.kind())),
+    };
+    file.and_then(|file| outputs::merge(&mut response.outputs, file))
+        .map_err(|error| Failure::new(Reason::InvalidOutput, format!("KRUNTIME_OUTPUTS: {error}")))
+}
+
+fn no_place(error: &io::Error) -> Failure {
+    Failure::new(
+        Reason::ServerUnavailable,
+        format!("the place of KRUNTIME_OUTPUTS cannot be emptied: {error}"),
+    )
+    .by(Component::Runtimed)
+}
+
 /// What a server says of a registration is not what a caller is told; it makes the lifecycle look.
 fn lost(entry: &Entry, failure: Failure) -> Failure {
     match failure.reason {
-        Reason::RegistrationNotFound | Reason::StaleRegistration | Reason::FunctionsUnsupported => {
+        reason if says_gone(reason) => {
             entry.suspect.notify_one();
             Failure::new(
                 Reason::Recovering,
@@ -174,66 +228,6 @@ fn lost(entry: &Entry, failure: Failure) -> Failure {
             failure
         }
         _ => failure,
-    }
-}
-
-/// At most what was asked, the maximum and the Run's remaining life (contract 3.9).
-fn deadline(asked_millis: i64, ends: Option<Instant>, now: Instant) -> Result<Duration, Failure> {
-    let asked = match u64::try_from(asked_millis) {
-        Ok(0) | Err(_) => limits::DEFAULT_TIMEOUT,
-        Ok(millis) => Duration::from_millis(millis),
-    };
-    let left = ends.map_or(limits::MAX_TIMEOUT, |ends| ends.saturating_duration_since(now));
-    let timeout = asked.min(limits::MAX_TIMEOUT).min(left);
-    // Zero would mean the default to the server.
-    if timeout < Duration::from_millis(1) {
-        return Err(Failure::new(
-            Reason::Terminating,
-            "the life of the function is over",
-        ));
-    }
-    Ok(timeout)
-}
-
-/// Form only: what a gateway of this or a neighbouring version sends.
-fn parse(metadata: &MetadataMap, message: InvokeFunctionRequest) -> Result<Call, Failure> {
-    let bad = |detail: &str| Failure::new(Reason::BadHop, detail);
-    if only(metadata, hop::HOP)? != hop::HOP_VALUE {
-        return Err(bad("kruntime-hop must be exactly 1: a call crosses one hop"));
-    }
-    let attempt = only(metadata, hop::ATTEMPT)?.parse().ok().and_then(Attempt::new);
-    let attempt = attempt.ok_or_else(|| bad("kruntime-attempt must be a number of at least 1"))?;
-    let pod = PodUid::new(only(metadata, hop::POD_UID)?);
-    let pod = pod.ok_or_else(|| bad("kruntime-pod-uid must not be empty"))?;
-    let registration = message.registration.clone().unwrap_or_default();
-    if !registration.registration_id.is_empty() {
-        return Err(bad("registration_id must be empty on this hop"));
-    }
-    let run: RunUid = registration
-        .run_uid
-        .parse()
-        .map_err(|_| bad("registration.run_uid must be the UID of a Run"))?;
-    let id = if message.invocation_id.is_empty() {
-        InvocationId::generate()
-    } else {
-        InvocationId::parse(message.invocation_id.as_bytes()).map_err(|error| bad(&error.to_string()))?
-    };
-    Ok(Call {
-        expected: Expected { run, attempt, pod },
-        id,
-        message,
-    })
-}
-
-fn only<'a>(metadata: &'a MetadataMap, name: &str) -> Result<&'a str, Failure> {
-    let mut values = metadata.get_all(name).iter();
-    let value: Option<&AsciiMetadataValue> = values.next();
-    match (value.and_then(|value| value.to_str().ok()), values.next()) {
-        (Some(value), None) => Ok(value),
-        _ => Err(Failure::new(
-            Reason::BadHop,
-            format!("metadata {name} must be there exactly once"),
-        )),
     }
 }
 
@@ -278,82 +272,4 @@ impl FunctionRuntime for Invoker {
 
 fn pod_local() -> Status {
     Status::unimplemented("only InvokeFunction is served on the hop; the rest stays inside the Pod")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RUN: &str = "2c24c1f0-9f8f-4f80-82d5-3dd16a12d1e6";
-
-    fn metadata(pairs: &[(&'static str, &str)]) -> MetadataMap {
-        let mut metadata = MetadataMap::new();
-        for (name, value) in pairs {
-            metadata.append(*name, value.parse().unwrap());
-        }
-        metadata
-    }
-
-    fn message(change: impl FnOnce(&mut InvokeFunctionRequest)) -> InvokeFunctionRequest {
-        let mut message = InvokeFunctionRequest {
-            registration: Some(FunctionRegistration {
-                run_uid: RUN.to_owned(),
-                registration_id: String::new(),
-            }),
-            ..InvokeFunctionRequest::default()
-        };
-        change(&mut message);
-        message
-    }
-
-    const GOOD: [(&str, &str); 3] = [
-        ("kruntime-hop", "1"),
-        ("kruntime-attempt", "2"),
-        ("kruntime-pod-uid", "pod-a"),
-    ];
-
-    #[test]
-    fn a_missing_or_second_hop_mark_is_refused_contract_4() {
-        assert!(parse(&metadata(&GOOD), message(|_| {})).is_ok());
-        let twice = [GOOD.as_slice(), &[("kruntime-hop", "1")]].concat();
-        let two = [("kruntime-hop", "2"), GOOD[1], GOOD[2]];
-        for bad in [&GOOD[1..], &twice, &two] {
-            let failure = parse(&metadata(bad), message(|_| {})).err().unwrap();
-            assert_eq!(
-                (failure.reason, failure.dispatched),
-                (Reason::BadHop, Dispatched::No)
-            );
-        }
-    }
-
-    #[test]
-    fn a_call_without_a_whole_fence_is_refused() {
-        for missing in 1..3 {
-            let mut pairs = GOOD.to_vec();
-            pairs.remove(missing);
-            assert!(parse(&metadata(&pairs), message(|_| {})).is_err());
-        }
-        for attempt in ["0", "-1", "x", ""] {
-            let pairs = [GOOD[0], ("kruntime-attempt", attempt), GOOD[2]];
-            assert!(parse(&metadata(&pairs), message(|_| {})).is_err(), "{attempt}");
-        }
-        let with_id = message(|it| it.registration.as_mut().unwrap().registration_id = "reg_1".to_owned());
-        assert!(parse(&metadata(&GOOD), with_id).is_err());
-        let no_uid = message(|it| it.registration = None);
-        assert!(parse(&metadata(&GOOD), no_uid).is_err());
-        let bad_id = message(|it| it.invocation_id = "a b".to_owned());
-        assert!(parse(&metadata(&GOOD), bad_id).is_err());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_deadline_is_the_least_of_three_contract_3_9() {
-        let now = Instant::now();
-        let second = Duration::from_secs(1);
-        let of = |asked, ends: Option<u32>| deadline(asked, ends.map(|it| now + it * second), now).ok();
-        assert_eq!(of(5_000, None), Some(5 * second));
-        assert_eq!(of(0, None), Some(30 * second), "zero is the default");
-        assert_eq!(of(900_000, None), Some(300 * second));
-        assert_eq!(of(900_000, Some(7)), Some(7 * second));
-        assert_eq!(of(5_000, Some(0)), None);
-    }
 }

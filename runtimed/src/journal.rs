@@ -1,4 +1,4 @@
-//! Registrations that survive a restart of runtimed (contract 6.3): one file a Run, in a volume that
+//! Registrations that survive a restart of runtimed (C-6.3): one file a Run, in a volume that
 //! only runtimed mounts.
 //!
 //! A record is written before the Runtime Server hears of the Run, and removed after the server has
@@ -179,20 +179,20 @@ impl Journal {
         .await
     }
 
-    /// Adds the id to the record, if it is there still: a caller that went away may be overtaken by
-    /// the removal of the record, which must not come back.
+    /// Writes the id into the record, or takes it out, if the record is there still: a caller that went
+    /// away may be overtaken by the removal of the record, which must not come back.
     ///
     /// # Errors
     /// As for [`Journal::put`].
-    pub async fn set_id(&self, run: RunUid, id: &RegistrationId) -> io::Result<()> {
-        let (journal, id) = (self.clone(), id.as_str().to_owned());
+    pub async fn set_id(&self, run: RunUid, id: Option<&RegistrationId>) -> io::Result<()> {
+        let (journal, id) = (self.clone(), id.map(|id| id.as_str().to_owned()));
         blocking(move || {
             let _turn = journal.disk();
             match journal.get(run) {
-                Some(record) if record.registration_id.as_ref() != Some(&id) => journal.write(
+                Some(record) if record.registration_id != id => journal.write(
                     run,
                     Record {
-                        registration_id: Some(id),
+                        registration_id: id,
                         ..record
                     },
                 ),
@@ -293,14 +293,15 @@ mod tests {
         }
     }
 
+    /// C-6.3: records survive a restart.
     #[tokio::test]
-    async fn records_survive_a_restart_contract_6_3() {
+    async fn records_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let run: RunUid = RUN.parse().unwrap();
         let journal = Journal::open(dir.path()).unwrap();
         journal.put(run, record()).await.unwrap();
         let id = RegistrationId::generate();
-        journal.set_id(run, &id).await.unwrap();
+        journal.set_id(run, Some(&id)).await.unwrap();
         let registered = Record {
             registration_id: Some(id.as_str().to_owned()),
             ..record()
@@ -309,7 +310,7 @@ mod tests {
         assert_eq!(after.all(), vec![(run, registered)]);
         after.remove(run).await.unwrap();
         after.remove(run).await.unwrap();
-        after.set_id(run, &id).await.unwrap();
+        after.set_id(run, Some(&id)).await.unwrap();
         assert!(
             Journal::open(dir.path()).unwrap().all().is_empty(),
             "what was removed stays so"

@@ -1,4 +1,4 @@
-//! The daemon that owns the Runs of one Pod (contract 6).
+//! The daemon that owns the Runs of one Pod (C-6).
 //!
 //! ```text
 //! gateway ── hop ──▶ invoker ── held ─ fence ─ slot ──▶ runtime_server ──▶ the Pod's Runtime Server
@@ -16,6 +16,7 @@ pub mod args;
 pub mod audit;
 pub mod bounds;
 pub mod caller;
+pub mod events;
 pub mod fence;
 pub mod gateway_config;
 pub mod heartbeat;
@@ -24,7 +25,12 @@ pub mod invoker;
 pub mod journal;
 pub mod lifecycle;
 pub mod metrics;
+pub mod outputs;
+pub mod owner;
 pub mod registration;
+pub mod request;
+pub mod running;
 pub mod runtime_server;
+pub mod server_watch;
 pub mod slots;
 pub mod source;

@@ -1,4 +1,4 @@
-//! From an assignment to a callable function, and back to nothing (contract 6).
+//! From an assignment to a callable function, and back to nothing (C-6).
 //!
 //! ```text
 //! watch ── object ──▶ mailbox ──▶ drive ── facts, local state ──▶ decide ── one action ──▶ act

@@ -1,4 +1,4 @@
-//! Client of the Pod-local Runtime Server (contract 5), over a Unix socket or the Pod's loopback.
+//! Client of the Pod-local Runtime Server (C-5), over a Unix socket or the Pod's loopback.
 //!
 //! Everything about the server's statuses ends here: what comes out is an answer, or that there was
 //! none. No keepalive pings are sent: servers in other languages answer them with GOAWAY. Tests give
@@ -18,6 +18,7 @@ use kruntimes_proto::{
     ids::RegistrationId,
     limits,
 };
+use tokio::time::Instant;
 use tonic::{
     Code, ConnectError, Request, Status,
     metadata::AsciiMetadataValue,
@@ -29,6 +30,10 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// Status and unregistration of what does not run are answered from memory.
 const QUICK: Duration = Duration::from_secs(5);
+
+/// How much earlier than ours a server's clock of a call may run out: the time travels in whole
+/// milliseconds.
+const SAME_TIME: Duration = Duration::from_millis(10);
 
 /// How much longer than its deadline the server gets to answer that the deadline passed.
 const SLACK: Duration = Duration::from_millis(500);
@@ -80,6 +85,15 @@ pub struct Trace {
     pub state: Option<AsciiMetadataValue>,
 }
 
+/// A call without success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallFailed {
+    /// What the caller is told.
+    pub failure: Failure,
+    /// The server has said so itself, or never got the call: it does not run it any more.
+    pub over: bool,
+}
+
 /// A lifecycle call without success.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServerError {
@@ -89,6 +103,15 @@ pub enum ServerError {
     /// It did not answer, or not in time; what it did is unknown.
     #[error("the Runtime Server does not answer: {0}")]
     Silent(String),
+}
+
+/// Whether a server says with this that it does not have the registration.
+#[must_use]
+pub fn says_gone(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::RegistrationNotFound | Reason::StaleRegistration | Reason::FunctionsUnsupported
+    )
 }
 
 /// How the server is connected to, whatever the way: quickly, with windows for whole messages, and
@@ -166,7 +189,7 @@ impl RuntimeServer {
         }
     }
 
-    /// Whether the server has the service for functions (contract 5.7).
+    /// Whether the server has the service for functions (C-5.7).
     ///
     /// # Errors
     /// When it cannot be asked.
@@ -259,14 +282,7 @@ impl RuntimeServer {
         let mut client = self.client.clone();
         match within(wait, client.unregister_function(request)).await {
             Ok(_) => Ok(()),
-            Err(ServerError::Answered(failure))
-                if matches!(
-                    failure.reason,
-                    Reason::RegistrationNotFound | Reason::StaleRegistration | Reason::FunctionsUnsupported
-                ) =>
-            {
-                Ok(())
-            }
+            Err(ServerError::Answered(failure)) if says_gone(failure.reason) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -275,30 +291,33 @@ impl RuntimeServer {
     /// wants done when a caller is gone.
     ///
     /// # Errors
-    /// What the caller is told.
+    /// What the caller is told, and whether the server may still run it.
     pub async fn invoke(
         &self,
         message: InvokeFunctionRequest,
         timeout: Duration,
         trace: &Trace,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Answer, CallFailed> {
         let mut request = Request::new(message);
         for (name, value) in [(hop::TRACEPARENT, &trace.parent), (hop::TRACESTATE, &trace.state)] {
             if let Some(value) = value {
                 request.metadata_mut().insert(name, value.clone());
             }
         }
+        let sent = Instant::now();
         let wait = timeout + SLACK;
         request.set_timeout(wait);
         let mut client = self.client.clone();
         let answer = tokio::time::timeout(wait, client.invoke_function(request)).await;
         let Ok(answer) = answer else {
-            return Err(Failure::new(
+            let failure = Failure::new(
                 Reason::DeadlineExceeded,
                 "the Runtime Server did not keep the deadline of the call",
-            ));
+            );
+            return Err(CallFailed { failure, over: false });
         };
-        let response = answer.map_err(|status| failure(&status))?;
+        let late = sent.elapsed() + SAME_TIME >= timeout;
+        let response = answer.map_err(|status| call_failed(&status, late))?;
         let handler_us = response.metadata().get(hop::HANDLER_US);
         let handler_us = handler_us.and_then(|value| value.to_str().ok()?.parse().ok());
         Ok(Answer {
@@ -325,10 +344,11 @@ async fn within<T>(
     }
 }
 
-/// What a caller is told of a status of InvokeFunction.
-fn failure(status: &Status) -> Failure {
+/// What a status of InvokeFunction means; `late`: it came when the time of the call was over.
+fn call_failed(status: &Status, late: bool) -> CallFailed {
     if let Some(failure) = Failure::from_server_status(status) {
-        return match failure.reason {
+        let made_up = Failure::from_status(status).is_none();
+        let failure = match failure.reason {
             // The gateway authenticates, not a server: a caller must not be told to log in again.
             Reason::Unauthenticated | Reason::PermissionDenied | Reason::AuthorizationUnavailable => {
                 Failure {
@@ -337,24 +357,32 @@ fn failure(status: &Status) -> Failure {
                     ..failure
                 }
             }
+            // Many frameworks name their own deadline so.
+            Reason::Cancelled if made_up && late => {
+                Failure::new(Reason::DeadlineExceeded, "the deadline of the call passed")
+            }
             _ => failure,
         };
+        return CallFailed { failure, over: true };
     }
     if never_connected(status) {
-        return Failure::new(Reason::ServerUnavailable, "the Runtime Server cannot be reached");
+        let failure = Failure::new(Reason::ServerUnavailable, "the Runtime Server cannot be reached");
+        return CallFailed { failure, over: true };
     }
-    if status.code() == Code::DeadlineExceeded || is_timeout(status) {
-        return Failure::new(Reason::DeadlineExceeded, "the deadline of the call passed");
-    }
-    tracing::warn!(
-        error = chain(status),
-        "a call broke off on its way to the Runtime Server"
-    );
-    Failure::new(
-        Reason::OutcomeUnknown,
-        "the connection to the Runtime Server broke during the call",
-    )
-    .by(Component::RuntimeServer)
+    let failure = if status.code() == Code::DeadlineExceeded || is_timeout(status) {
+        Failure::new(Reason::DeadlineExceeded, "the deadline of the call passed")
+    } else {
+        tracing::warn!(
+            error = chain(status),
+            "a call broke off on its way to the Runtime Server"
+        );
+        Failure::new(
+            Reason::OutcomeUnknown,
+            "the connection to the Runtime Server broke during the call",
+        )
+        .by(Component::RuntimeServer)
+    };
+    CallFailed { failure, over: false }
 }
 
 fn never_connected(status: &Status) -> bool {
@@ -413,7 +441,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let address = format!("unix://{}", dir.path().join("none.sock").display());
         let server = RuntimeServer::connect_lazy(&address.parse().unwrap()).unwrap();
-        let failure = server
+        let failed = server
             .invoke(
                 InvokeFunctionRequest::default(),
                 Duration::from_secs(1),
@@ -422,8 +450,8 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(
-            (failure.reason, failure.dispatched),
-            (Reason::ServerUnavailable, Dispatched::No)
+            (failed.failure.reason, failed.failure.dispatched, failed.over),
+            (Reason::ServerUnavailable, Dispatched::No, true)
         );
         assert!(matches!(
             server.supports_functions().await,
@@ -433,10 +461,28 @@ mod tests {
 
     #[test]
     fn a_server_cannot_send_the_caller_to_the_login() {
-        let failure = failure(&Status::unauthenticated("who?"));
+        let failure = call_failed(&Status::unauthenticated("who?"), false).failure;
         assert_eq!(
             (failure.reason, failure.dispatched),
             (Reason::RuntimeServerError, Dispatched::Unknown)
         );
+    }
+
+    /// C-3.5: 504 at the deadline, whatever a custom server's framework calls it.
+    #[test]
+    fn a_bare_cancelled_at_the_deadline_is_the_deadline() {
+        let bare = Status::cancelled("context canceled");
+        let ours = Failure::new(Reason::Cancelled, "unregistered").to_status();
+        for (status, late, reason) in [
+            (&bare, true, Reason::DeadlineExceeded),
+            (&bare, false, Reason::Cancelled),
+            (&ours, true, Reason::Cancelled),
+        ] {
+            let failed = call_failed(status, late);
+            assert_eq!(
+                (failed.failure.reason, failed.failure.dispatched, failed.over),
+                (reason, Dispatched::Yes, true)
+            );
+        }
     }
 }

@@ -15,6 +15,9 @@ pub enum SourceError {
     /// `inlinePath` leaves the directory or is none.
     #[error("spec.source.inlinePath must be relative, without an empty, `.` or `..` segment")]
     Path,
+    /// `inlinePath` leads into the platform's own directory.
+    #[error("spec.source.inlinePath must not begin with .kruntimes, which belongs to the platform")]
+    Reserved,
     /// A source this version cannot fetch.
     #[error("spec.source.repoURL is not supported by this version of runtimed; use spec.source.inline")]
     Unsupported,

@@ -1,4 +1,5 @@
-//! One task a Run: look, decide, do one step, and again.
+//! One task a Run: look, decide, do one step, and again. No step keeps it from looking: what takes
+//! time is left when it is not the next step any more.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,10 +7,9 @@ use kruntimes_api::{
     Run,
     keys::{Attempt, RunKey},
 };
-use kruntimes_proto::ids::RegistrationId;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 
 use super::{
@@ -17,24 +17,21 @@ use super::{
     act::{Pod, Written},
     decide::{Action, Expired, Fault, Holding, Local, Step, decide},
     drivers::{Drivers, Seen},
-    health::{Health, Verdict},
-    statuses,
-    timers::{self, POLL},
+    health::Health,
+    statuses, timers,
 };
 use crate::{
     gateway_config::GatewayConfig,
-    held::{Entry, Gate},
+    held::{Entry, Gate, Registered},
 };
+
+mod clean_up;
+mod poll;
+
+use clean_up::{Cleaning, Round};
 
 /// After a failure, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
-/// A stopping process waits this long for a server that cannot be reached.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
-/// Of the grace period, what is kept for unregistering and for the last writes.
-const RESERVE: Duration = Duration::from_secs(15);
-
-/// After the end of a Run's life, for the answer to a call that had the same deadline.
-const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// The task of one Run.
 pub(super) struct Driver {
@@ -51,7 +48,8 @@ pub(super) struct Driver {
     version: Option<u64>,
     local: Local,
     entry: Option<Arc<Entry>>,
-    registration: Option<(RegistrationId, Health)>,
+    registration: Option<(Arc<Registered>, Health)>,
+    cleaning: Option<Cleaning>,
     ends: Option<Instant>,
     backoff: Duration,
 }
@@ -82,6 +80,7 @@ impl Driver {
             },
             entry: None,
             registration: None,
+            cleaning: None,
             ends: None,
             backoff: BACKOFF.0,
         }
@@ -104,7 +103,7 @@ impl Driver {
                     }
                 }
                 Action::CleanUp { patient } => {
-                    if !self.clean_up(patient).await {
+                    if self.clean_up(patient).await == Round::GivenUp {
                         self.drivers.abandon(self.key.uid);
                         return;
                     }
@@ -203,7 +202,8 @@ impl Driver {
         let Some(run) = self.run.clone() else { return };
         let pod = Arc::clone(&self.pod);
         let now = (pod.wall)();
-        let written = match action {
+        let told = Facts::of(&run, &pod.me, None).told;
+        let written = match &action {
             Action::Admit => {
                 match pod.admit(&self.key, &run) {
                     Ok(()) => self.set_step(Step::Admitted),
@@ -233,13 +233,16 @@ impl Driver {
                 pod.write_status(&run, &wanted).await
             }
             Action::Withdraw => pod.write_status(&run, &statuses::recovering(&run, now)).await,
-            Action::Finish(end) => pod.write_status(&run, &statuses::ended(&run, end, now)).await,
+            Action::Finish(end) => pod.write_status(&run, &statuses::ended(&run, *end, now)).await,
             Action::Release(fault) => {
-                pod.write_status(&run, &statuses::released(&run, &fault, now))
+                pod.write_status(&run, &statuses::released(&run, fault, now))
                     .await
             }
             Action::Wait | Action::Forget | Action::Register | Action::CleanUp { .. } => return,
         };
+        if let Written::Done(run) = &written {
+            pod.events.written(run, &action, told);
+        }
         self.after(written).await;
     }
 
@@ -286,145 +289,34 @@ impl Driver {
     async fn register(&mut self) {
         self.enter();
         let work = Arc::clone(&self.pod).register(self.key.clone());
+        match self.while_next(&Action::Register, work).await {
+            None => {}
+            Some(Ok(registered)) => {
+                if let Some(entry) = &self.entry {
+                    entry.open(Arc::clone(&registered));
+                }
+                tracing::info!(run = %self.key, registration = %registered.id, "the function is registered");
+                self.registration = Some((registered, Health::new(self.run.as_deref(), Instant::now())));
+                self.set_step(Step::Registered);
+            }
+            Some(Err(fault)) => self.fail(fault),
+        }
+    }
+
+    /// Works for as long as `step` stays the next step; `None` when it does not.
+    async fn while_next<T>(&mut self, step: &Action, work: impl Future<Output = T>) -> Option<T> {
         tokio::pin!(work);
-        let result = loop {
+        loop {
             tokio::select! {
-                result = &mut work => break result,
+                done = &mut work => return Some(done),
                 () = self.news() => {}
             }
             if let Err(error) = self.look().await {
                 self.pause("reading the Run", &error).await;
-            } else if self.decision() != Action::Register {
-                return;
+            } else if self.decision() != *step {
+                return None;
             }
-        };
-        match result {
-            Ok(id) => {
-                if let Some(entry) = &self.entry {
-                    entry.open(id.clone());
-                }
-                tracing::info!(run = %self.key, registration = %id, "the function is registered");
-                self.registration = Some((id, Health::new(self.run.as_deref(), Instant::now())));
-                self.set_step(Step::Registered);
-            }
-            Err(fault) => self.fail(fault),
         }
-    }
-
-    /// Gives everything back. `false`: the process stops and the server cannot be reached.
-    async fn clean_up(&mut self, patient: bool) -> bool {
-        let ending = self.local.expired.is_some()
-            || self
-                .run
-                .as_ref()
-                .is_none_or(|run| run.is_deleting() || run.cancel_requested());
-        let gate = match (patient, ending) {
-            (true, _) => Gate::Draining,
-            (false, false) if self.local.fault.is_some() => Gate::Recovering,
-            (false, _) => Gate::Terminating,
-        };
-        if let Some(entry) = &self.entry {
-            entry.close(gate);
-            let patience = match self.local.expired {
-                _ if patient => self.pod.grace.saturating_sub(RESERVE),
-                // A call never outlives the Run; it is told of its deadline, not of a cancellation.
-                Some(Expired::Lifetime) => LAST_ANSWER,
-                _ => Duration::ZERO,
-            };
-            let _ = timeout(patience, entry.slot.free()).await;
-        }
-        let began = Instant::now();
-        let mut drain = patient.then_some(self.pod.grace);
-        while let Err(error) = self.pod.clean_up(&self.key, drain).await {
-            tracing::warn!(error, run = %self.key, "cleaning up is tried again");
-            if self.pod.drain.is_stopping() && began.elapsed() >= GIVE_UP_AFTER {
-                tracing::error!(run = %self.key, "the process stops without having cleaned up");
-                return false;
-            }
-            drain = None;
-            self.delay().await;
-        }
-        self.backoff = BACKOFF.0;
-        self.local.held = None;
-        self.entry = None;
-        self.registration = None;
-        true
-    }
-
-    /// Until something changes, or the server is to be asked.
-    async fn wait(&mut self) {
-        let Some((id, health)) = &self.registration else {
-            return self.news().await;
-        };
-        let (id, next) = (id.clone(), health.next());
-        let entry = self.entry.clone();
-        let suspect = async {
-            match &entry {
-                Some(entry) => entry.suspect.notified().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = self.news() => return,
-            () = suspect => {}
-            () = sleep_until(next) => {}
-        }
-        self.ask(&id).await;
-    }
-
-    /// Asks the server for the registration. An idle one gives its own slot for that, so that no call
-    /// begins meanwhile, and ends if it still is idle (contract 6.2).
-    async fn ask(&mut self, id: &RegistrationId) {
-        let now = Instant::now();
-        let Some((_, health)) = &mut self.registration else {
-            return;
-        };
-        let idle = health.is_idle(now);
-        health.asking(now);
-        let entry = self.entry.clone().filter(|_| idle);
-        let slot = entry.as_ref().and_then(|entry| entry.slot.take(now + POLL).ok());
-        let observed = self.pod.server.status(self.key.uid, id).await;
-        let in_flight = observed.as_ref().map_or(1, |observed| observed.in_flight);
-        let (wall, now) = ((self.pod.wall)(), Instant::now());
-        let verdict = match &mut self.registration {
-            Some((_, health)) => health.judge(observed, wall, now),
-            None => return,
-        };
-        match verdict {
-            Verdict::Ready => {
-                if self.is_silent() {
-                    if let Some(entry) = &self.entry {
-                        entry.open(id.clone());
-                    }
-                    self.set_step(Step::Registered);
-                }
-                let expired = self
-                    .registration
-                    .as_ref()
-                    .is_some_and(|(_, health)| health.has_expired(now));
-                if let (Some(entry), Some(_)) = (&entry, &slot)
-                    && expired
-                    && in_flight == 0
-                {
-                    entry.close(Gate::Terminating);
-                    self.local.expired = Some(Expired::Idle);
-                }
-            }
-            Verdict::Doubtful => {
-                tracing::warn!(run = %self.key, "the Runtime Server does not answer for a function");
-            }
-            Verdict::Silent => {
-                if let Some(entry) = &self.entry {
-                    entry.close(Gate::Recovering);
-                }
-                self.set_step(Step::Silent);
-            }
-            Verdict::Lost(fault) => self.fail(fault),
-        }
-    }
-
-    fn is_silent(&self) -> bool {
-        self.local.held.is_some_and(|held| held.step == Step::Silent)
     }
 
     /// Returns when the decision may be another one.
@@ -465,6 +357,10 @@ impl Driver {
     async fn pause(&mut self, doing: &str, error: &str) {
         tracing::warn!(error, run = %self.key, "{doing} is tried again");
         self.delay().await;
+    }
+
+    fn reset_backoff(&mut self) {
+        self.backoff = BACKOFF.0;
     }
 
     async fn delay(&mut self) {

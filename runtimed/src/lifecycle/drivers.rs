@@ -23,7 +23,7 @@ pub enum Seen {
     /// The object, as it was at some time.
     Object(Arc<Run>),
     /// Gone from the watch, or never in it: a hint to read the live object, never a verdict
-    /// (contract 2.3).
+    /// (C-2.3).
     Doubt,
 }
 

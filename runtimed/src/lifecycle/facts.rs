@@ -136,8 +136,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// C-6.1: mine is name and uid.
     #[test]
-    fn mine_is_name_and_uid_contract_6_1() {
+    fn mine_is_name_and_uid() {
         let of = |run: &Run| Facts::of(run, &me(), None).mine;
         assert!(of(&fixtures::run("ns", "n").scheduled_on("pod-a").build()));
         assert!(!of(&fixtures::run("ns", "n").scheduled_on("pod-b").build()));

@@ -120,8 +120,9 @@ mod tests {
 
     use super::*;
 
+    /// C-2.2: the start is set once.
     #[test]
-    fn the_start_is_set_once_contract_2_2() {
+    fn the_start_is_set_once() {
         let first = Timestamp::from_second(10).unwrap();
         let mut run = fixtures::run("ns", "n").scheduled_on("pod-a").build();
         run.status = Some(claimed(&run, first));
@@ -146,8 +147,9 @@ mod tests {
         );
     }
 
+    /// C-6.1: what does not fit stays scheduled.
     #[test]
-    fn what_does_not_fit_stays_scheduled_contract_6_1() {
+    fn what_does_not_fit_stays_scheduled() {
         let run = fixtures::run("ns", "n").scheduled_on("pod-a").build();
         let fault = Fault {
             reason: "CapacityRefused",
@@ -162,8 +164,9 @@ mod tests {
         );
     }
 
+    /// C-6.7: writing the same again is no write.
     #[test]
-    fn writing_the_same_again_is_no_write_contract_6_7() {
+    fn writing_the_same_again_is_no_write() {
         let mut run = fixtures::run("ns", "n").running_on("pod-a").build();
         let owner = crate::lifecycle::facts::tests::me().owner;
         run.status = Some(ready(&run, &owner, None, fixtures::NOW));

@@ -1,4 +1,4 @@
-//! When a Run's time is over (contract 6.2).
+//! When a Run's time is over (C-6.2).
 //!
 //! Both deadlines run on the monotonic clock: what the wall clock says enters once, and bounded, so
 //! that setting the node's clock ends no function.

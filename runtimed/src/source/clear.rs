@@ -31,11 +31,18 @@ const DIRECTORY: OFlag = OFlag::O_DIRECTORY
 /// # Errors
 /// When the file system refuses.
 pub fn clear(root: &Path, name: &OsStr) -> io::Result<()> {
-    let root = open(root, DIRECTORY, Mode::empty())?;
-    if Removed::try_to(&root, name)? == Removed::Yes {
+    clear_in(&open(root, DIRECTORY, Mode::empty())?, name)
+}
+
+/// As [`clear`], in an open directory.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn clear_in(root: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    if Removed::try_to(root, name)? == Removed::Yes {
         return Ok(());
     }
-    let top = open_dir(&root, name)?;
+    let top = open_dir(root, name)?;
     let mut moved = 0;
     loop {
         let entries = entries(&top)?;
@@ -48,7 +55,7 @@ pub fn clear(root: &Path, name: &OsStr) -> io::Result<()> {
             }
         }
     }
-    match unlinkat(&root, name, UnlinkatFlags::RemoveDir) {
+    match unlinkat(root, name, UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

@@ -1,4 +1,4 @@
-//! The registration digest: SHA-256 over the immutable inputs in canonical JSON (contract 5.2).
+//! The registration digest: SHA-256 over the immutable inputs in canonical JSON (C-5.2).
 //!
 //! It holds what the server would have to start anew for: source, handler, environment, idle time. It
 //! holds neither the work directory, which is a place and no input, nor labels, which may change

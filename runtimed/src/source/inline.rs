@@ -19,9 +19,13 @@ use nix::{
 };
 
 use super::{SourceError, clear::clear};
+use crate::outputs::{OutputsDir, RESERVED_DIR};
 
 /// Who may read what is prepared: the server runs as the same user, neighbours' workers may too.
 const DIR_MODE: u32 = 0o750;
+
+/// Who may put outputs there: the function, which runs as the same user or in the same group.
+const OUTPUTS_MODE: u32 = 0o770;
 
 /// Longest path, bytes, as in the CRD.
 const PATH_MAX: usize = 4096;
@@ -68,12 +72,23 @@ impl Workspace {
         self.remove(uid)?;
         let dir = self.dir(uid);
         fs::DirBuilder::new().mode(DIR_MODE).create(&dir)?;
+        fs::DirBuilder::new()
+            .mode(OUTPUTS_MODE)
+            .create(dir.join(RESERVED_DIR))?;
         if let Some(text) = &source.inline {
             // A task has no path of its own; nothing here runs one yet.
             let path = source.inline_path.as_deref().unwrap_or("main");
             write_beneath(&dir, path, text.as_bytes())?;
         }
         Ok(dir)
+    }
+
+    /// Opens the place of the Run's outputs, if it has one. Blocks.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn outputs(&self, uid: RunUid) -> io::Result<Option<OutputsDir>> {
+        OutputsDir::open(&self.root, &uid.to_string())
     }
 
     /// Removes the directory of the Run and all in it, if it exists. Blocks.
@@ -100,6 +115,9 @@ pub fn segments(path: &str) -> Result<Vec<&str>, SourceError> {
 
 fn write_beneath(dir: &Path, path: &str, bytes: &[u8]) -> Result<(), SourceError> {
     let mut segments = segments(path)?;
+    if segments.first() == Some(&RESERVED_DIR) {
+        return Err(SourceError::Reserved);
+    }
     let Some(name) = segments.pop() else {
         return Err(SourceError::Path);
     };
@@ -157,12 +175,25 @@ mod tests {
     }
 
     #[test]
-    fn without_a_source_the_directory_is_empty() {
+    fn without_a_source_there_is_only_the_place_of_outputs() {
         let root = tempfile::tempdir().unwrap();
         let workspace = Workspace::new(root.path()).unwrap();
         let (uid, run) = with_source(Source::default());
         let dir = workspace.prepare(uid, &run).unwrap();
-        assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
+        let mut names = fs::read_dir(dir).unwrap().map(|it| it.unwrap().file_name());
+        assert_eq!(names.next().unwrap(), RESERVED_DIR);
+        assert!(names.next().is_none());
+        assert!(workspace.outputs(uid).unwrap().is_some());
+    }
+
+    #[test]
+    fn no_source_lies_in_the_platform_s_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::new(root.path()).unwrap();
+        for path in [".kruntimes", ".kruntimes/outputs"] {
+            let (uid, run) = with_source(inline(path));
+            assert!(matches!(workspace.prepare(uid, &run), Err(SourceError::Reserved)));
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ fn nothing_is_left(pod: &Pod, run: &Run) {
     assert!(!pod.has_directory(run), "directory");
 }
 
+/// C-6.2: cancelled after the clean-up, with every condition of an end.
 #[tokio::test(start_paused = true)]
 async fn cancelling_ends_a_ready_run() {
     let pod = Pod::start().await;
@@ -32,11 +33,27 @@ async fn cancelling_ends_a_ready_run() {
     nothing_is_left(&pod, &run);
     let status = run.status.as_ref().unwrap();
     assert!(status.completion_time.is_some() && status.owner.is_none());
-    assert_eq!(run.condition("Completed").unwrap().status, "True");
-    assert_eq!(run.condition("Succeeded").unwrap().status, "False");
+    for (kind, holds) in [
+        ("Completed", "True"),
+        ("Succeeded", "False"),
+        ("Ready", "False"),
+        ("Running", "False"),
+    ] {
+        let condition = run.condition(kind).unwrap();
+        assert_eq!(
+            (condition.status.as_str(), condition.reason.as_str()),
+            (holds, "Cancelled"),
+            "{kind}"
+        );
+        assert_eq!(condition.observed_generation, run.metadata.generation, "{kind}");
+    }
+    let told = ["Claimed", "FunctionRegistered", "Cancelled"];
+    pod.kubernetes
+        .until("n", |_| pod.kubernetes.events("n") == told)
+        .await;
 }
 
-/// Bug scenario 103: the registration does not end, the cancellation does.
+/// Scenario 103: the registration does not end, the cancellation does (C-6.2).
 #[tokio::test(start_paused = true)]
 async fn cancelling_does_not_wait_for_a_registration() {
     let pod = Pod::start().await;
@@ -61,6 +78,45 @@ async fn cancelling_before_the_claim_needs_no_server() {
     assert!(pod.server.registered().is_empty());
 }
 
+/// C-6.2: a call that runs does not keep a Run from being cancelled or deleted, also not while the Pod
+/// drains and waits for that call.
+#[tokio::test(start_paused = true)]
+async fn cancelling_and_deleting_do_not_wait_for_a_call() {
+    for (drains, deletes) in [(false, false), (false, true), (true, false), (true, true)] {
+        let pod = Pod::start().await;
+        pod.kubernetes.put(&assigned("n").build());
+        let run = pod.kubernetes.ready("n").await;
+        let mut long = request(&run, "wait");
+        long.get_mut().timeout_millis = 300_000;
+        let call = pod.app.invoker().serve(long);
+        let meanwhile = async {
+            pod.server.until_invoked(1).await;
+            if drains {
+                pod.app.drain.stop(Cause::Asked("SIGTERM"));
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                assert_eq!(pod.server.live().len(), 1, "patient");
+            }
+            if deletes {
+                pod.kubernetes.delete("n");
+            } else {
+                pod.kubernetes
+                    .edit("n", |run| run.spec.cancel_requested = Some(true));
+            }
+            let over = |run: Option<&Run>| match run {
+                Some(run) => run.phase() == Phase::Cancelled && run.metadata.finalizers.is_none(),
+                None => deletes,
+            };
+            let began = tokio::time::Instant::now();
+            pod.kubernetes.until("n", over).await;
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        };
+        let (answer, ()) = tokio::join!(call, meanwhile);
+        assert_eq!(answer.unwrap_err().reason, Reason::Cancelled);
+        nothing_is_left(&pod, &run);
+    }
+}
+
+/// C-6.1: the finalizer goes after registration, record, directory and capacity.
 #[tokio::test(start_paused = true)]
 async fn deleting_cleans_up_and_then_lets_the_object_go() {
     let pod = Pod::start().await;
@@ -93,7 +149,7 @@ async fn a_deletion_costs_one_write() {
     assert_eq!(pod.kubernetes.reads(), before.1);
 }
 
-/// Bug scenario 106: deleted while a new attempt replaces an old one.
+/// Scenario 106: deleted while a new attempt replaces an old one.
 #[tokio::test(start_paused = true)]
 async fn deleting_in_the_middle_of_recovery_leaves_no_generation_behind() {
     let pod = Pod::start().await;
@@ -111,6 +167,7 @@ async fn deleting_in_the_middle_of_recovery_leaves_no_generation_behind() {
     assert_eq!(unregistered, ["reg_1", "reg_2"]);
 }
 
+/// Scenario 18: a terminal phase is never overwritten (C-2.2).
 #[tokio::test(start_paused = true)]
 async fn an_end_that_somebody_else_wrote_is_not_overwritten() {
     let pod = Pod::start().await;
@@ -135,8 +192,8 @@ async fn an_end_that_somebody_else_wrote_is_not_overwritten() {
     nothing_is_left(&pod, &run);
 }
 
-/// Contract 6.4 and bug scenarios 43, 104: a running call ends, new ones are refused, then every Run
-/// is handed over.
+/// C-6.4, scenario 43 and scenario 104: a running call ends, new ones are refused, then every Run is
+/// handed over.
 #[tokio::test]
 async fn sigterm_drains_and_hands_over() {
     let pod = Pod::start().await;

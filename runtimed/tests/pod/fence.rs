@@ -1,4 +1,4 @@
-//! Calls that were routed to something else are refused before anything starts (contract 4).
+//! Calls that were routed to something else are refused before anything starts (C-4).
 
 use kruntimes_api::{fixtures, keys::RunKey};
 use kruntimes_proto::{
@@ -35,7 +35,7 @@ fn set(name: &'static str, value: &'static str) -> impl FnOnce(&mut Request<Invo
     }
 }
 
-/// Bug scenario 15, behind a key that fits: Run UID, attempt and Pod UID must all fit too.
+/// Scenario 15, behind a key that fits: Run UID, attempt and Pod UID must all fit too (C-3.7).
 #[tokio::test]
 async fn every_mismatch_is_a_stale_route() {
     let pod = Pod::start().await;
@@ -91,7 +91,7 @@ async fn the_hop_serves_invocations_only() {
     assert_eq!(status.code(), Code::Unimplemented);
 }
 
-/// Contract 6.4, on a clock of the test: no contact for 30 s, then contact again.
+/// C-6.4, on a clock of the test: no contact for 30 s, then contact again.
 #[tokio::test(start_paused = true)]
 async fn without_contact_to_kubernetes_calls_are_refused_and_resume() {
     let pod = Pod::start().await;
@@ -116,7 +116,7 @@ async fn without_contact_to_kubernetes_calls_are_refused_and_resume() {
     invoke().await.unwrap();
 }
 
-/// An un-assignment arrives as a deletion from the watch; the live object decides (contract 2.3).
+/// C-2.3: an un-assignment arrives as a deletion from the watch; the live object decides.
 #[tokio::test]
 async fn a_run_that_was_taken_away_is_let_go() {
     let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(GatewayIsEnough)).await;

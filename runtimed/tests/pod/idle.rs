@@ -1,4 +1,4 @@
-//! Functions end when their time is over, and never during a call (contract 6.2; bug scenario 101).
+//! Functions end when their time is over, and never during a call (C-6.2, scenario 101).
 
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ async fn ready(idle: Option<i32>, timeout: Option<&str>) -> (Pod, kruntimes_api:
     (pod, run)
 }
 
+/// C-6.2, scenario 101: Timeout with reason IdleTimeout, within the idle time and one poll.
 #[tokio::test(start_paused = true)]
 async fn an_idle_function_ends_within_idle_and_one_poll() {
     let (pod, _) = ready(Some(60), None).await;
@@ -59,6 +60,7 @@ async fn calls_keep_a_function_alive() {
         .await;
 }
 
+/// Scenario 101: never during a call.
 #[tokio::test(start_paused = true)]
 async fn a_call_longer_than_the_idle_time_is_not_idle() {
     let (pod, run) = ready(Some(1), None).await;
@@ -80,8 +82,9 @@ async fn a_call_longer_than_the_idle_time_is_not_idle() {
         .await;
 }
 
+/// C-6.2: refused calls are not activity.
 #[tokio::test(start_paused = true)]
-async fn refused_calls_are_no_activity_contract_6_2() {
+async fn refused_calls_are_no_activity() {
     let (pod, run) = ready(Some(30), None).await;
     let began = Instant::now();
     while pod.kubernetes.run("n").unwrap().is_ready() {
@@ -99,6 +102,50 @@ async fn refused_calls_are_no_activity_contract_6_2() {
     );
 }
 
+/// Scenario 101: the life is shorter than the idle time.
+#[tokio::test(start_paused = true)]
+async fn a_life_shorter_than_the_idle_time_ends_the_function() {
+    let (pod, _) = ready(Some(600), Some("30s")).await;
+    let began = Instant::now();
+    pod.kubernetes
+        .until("n", |run| run.is_some_and(|run| run.phase() == Phase::Timeout))
+        .await;
+    assert!(
+        began.elapsed() <= Duration::from_secs(32),
+        "{:?}",
+        began.elapsed()
+    );
+    let run = pod.kubernetes.run("n").unwrap();
+    assert_eq!(run.condition("Completed").unwrap().reason, "Lifetime");
+}
+
+/// C-6.2: a life that ends during a call ends the call, and the clean-up comes before the status.
+#[tokio::test(start_paused = true)]
+async fn a_call_does_not_outlive_the_run() {
+    let (pod, run) = ready(None, Some("20s")).await;
+    let mut long = request(&run, "wait");
+    long.get_mut().timeout_millis = 300_000;
+    let call = pod.app.invoker().serve(long);
+    let ended = pod
+        .kubernetes
+        .until("n", |run| run.is_some_and(|run| run.phase() == Phase::Timeout));
+    let (answer, ()) = tokio::join!(call, ended);
+    assert!(answer.is_err());
+    assert!(pod.server.live().is_empty() && pod.records() == 0);
+}
+
+/// Scenario 101: an idle time of one second, which is less than a poll.
+#[tokio::test(start_paused = true)]
+async fn an_idle_time_shorter_than_a_poll_counts() {
+    let (pod, _) = ready(Some(1), None).await;
+    let began = Instant::now();
+    pod.kubernetes
+        .until("n", |run| run.is_some_and(|run| run.phase() == Phase::Timeout))
+        .await;
+    assert!(began.elapsed() <= Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+/// C-6.2: Timeout after the life, and no call may last longer (C-3.9).
 #[tokio::test(start_paused = true)]
 async fn a_life_ends_after_its_timeout() {
     let (pod, run) = ready(None, Some("90s")).await;

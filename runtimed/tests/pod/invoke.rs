@@ -1,6 +1,6 @@
 //! Calls over the hop: what arrives, what comes back, what is written down.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kruntimes_api::keys::RunKey;
 use kruntimes_proto::{
@@ -8,7 +8,7 @@ use kruntimes_proto::{
     failure::{Component, Dispatched, Failure, Reason},
     limits,
 };
-use kruntimes_runtimed::caller::Callers;
+use kruntimes_runtimed::caller::{Callers, Wish};
 use tonic::{Status, metadata::MetadataMap};
 
 use super::common::{
@@ -54,8 +54,9 @@ async fn a_call_reaches_the_function_and_its_answer_comes_back() {
     );
 }
 
+/// C-6.7 and C-1.2: an invocation creates no object and writes no status.
 #[tokio::test]
-async fn a_call_neither_writes_nor_reads_at_the_api_server_contract_1_2() {
+async fn a_call_neither_writes_nor_reads_at_the_api_server() {
     let (pod, run) = ready().await;
     let before = (pod.kubernetes.writes().len(), pod.kubernetes.reads());
     for _ in 0..50 {
@@ -64,8 +65,9 @@ async fn a_call_neither_writes_nor_reads_at_the_api_server_contract_1_2() {
     assert_eq!((pod.kubernetes.writes().len(), pod.kubernetes.reads()), before);
 }
 
+/// C-3.4 and C-5.3: one call in flight, no queue; the second hears how long the first may take.
 #[tokio::test]
-async fn one_call_at_a_time_and_the_second_is_told_how_long_contract_3_4() {
+async fn one_call_at_a_time_and_the_second_is_told_how_long() {
     let (pod, run) = ready().await;
     let channel = pod.dial().await;
     let first = call(channel.clone(), request(&run, "wait"));
@@ -85,7 +87,7 @@ async fn one_call_at_a_time_and_the_second_is_told_how_long_contract_3_4() {
     pod.invoke(&run, "3").await.unwrap();
 }
 
-/// Bug scenario 13: the Run is written to during a call.
+/// Scenario 13: the Run is annotated and its status patched five times during a call.
 #[tokio::test]
 async fn writes_to_the_run_do_not_cost_its_slot() {
     let (pod, run) = ready().await;
@@ -94,7 +96,7 @@ async fn writes_to_the_run_do_not_cost_its_slot() {
         pod.server.until_invoked(1).await;
         for number in 0..5 {
             pod.kubernetes.edit("n", |run| {
-                run.metadata.labels = Some([("number".to_owned(), number.to_string())].into());
+                run.metadata.annotations = Some([("number".to_owned(), number.to_string())].into());
                 run.status.as_mut().unwrap().message = Some(number.to_string());
             });
         }
@@ -105,33 +107,9 @@ async fn writes_to_the_run_do_not_cost_its_slot() {
     pod.invoke(&run, "2").await.unwrap();
 }
 
-/// Bug scenario 40: the caller hangs up.
+/// C-3.5 and C-5.5: codes of a server that knows no ErrorInfo.
 #[tokio::test]
-async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
-    let (pod, run) = ready().await;
-    let channel = pod.dial().await;
-    {
-        let first = call(channel.clone(), request(&run, "wait"));
-        tokio::pin!(first);
-        tokio::select! {
-            _ = &mut first => panic!("nobody let it end"),
-            () = pod.server.until_invoked(1) => {}
-        }
-    }
-    pod.server.until_abandoned(1).await;
-    while pod.audit.all().is_empty() {
-        tokio::task::yield_now().await;
-    }
-    let line = pod.audit.all().remove(0);
-    assert_eq!(
-        (line["outcome"].as_str(), line["code"].as_str()),
-        (Some("CallerGone"), Some("Cancelled"))
-    );
-    call(channel, request(&run, "2")).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_custom_server_s_bare_codes_get_their_meaning_contract_3_5() {
+async fn a_custom_server_s_bare_codes_get_their_meaning() {
     let (pod, run) = ready().await;
     for (status, reason, dispatched) in [
         (
@@ -154,6 +132,11 @@ async fn a_custom_server_s_bare_codes_get_their_meaning_contract_3_5() {
             Status::deadline_exceeded("20 s"),
             Reason::DeadlineExceeded,
             Dispatched::Yes,
+        ),
+        (
+            Status::cancelled("nobody asked for that"),
+            Reason::RuntimeServerError,
+            Dispatched::Unknown,
         ),
         (
             Status::unavailable("starting"),
@@ -181,7 +164,7 @@ async fn a_failure_of_ours_passes_whole() {
     assert_eq!(pod.invoke(&run, "1").await.unwrap_err(), said);
 }
 
-/// Bug scenarios 28 and 60: the limits themselves work, and beyond them is a typed answer.
+/// C-5.3, scenario 28 and scenario 60: the limits themselves work, and beyond them is a typed answer.
 #[tokio::test]
 async fn bodies_of_a_mebibyte_pass_and_larger_ones_are_refused() {
     let (pod, run) = ready().await;
@@ -211,8 +194,9 @@ async fn bodies_of_a_mebibyte_pass_and_larger_ones_are_refused() {
     assert_eq!(pod.invoke(&run, "1").await.unwrap().outputs.len(), 7);
 }
 
+/// C-6.5: one line a call, without bodies.
 #[tokio::test]
-async fn every_call_is_one_audit_line_without_bodies_contract_6_5() {
+async fn every_call_is_one_audit_line_without_bodies() {
     let (pod, run) = ready().await;
     pod.invoke(&run, "\"secret\"").await.unwrap();
     pod.server.answer_once(Status::unknown("boom"));
@@ -239,15 +223,17 @@ struct Nobody;
 
 #[async_trait::async_trait]
 impl Callers for Nobody {
-    async fn may_invoke(&self, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure> {
+    async fn may(&self, wish: Wish, metadata: &MetadataMap, run: &RunKey) -> Result<(), Failure> {
+        assert_eq!(wish, Wish::Invoke);
         assert_eq!(metadata.get("authorization").unwrap(), "Bearer token");
         assert_eq!((run.namespace.as_str(), run.name.as_str()), ("ns", "n"));
         Err(Failure::new(Reason::PermissionDenied, "no"))
     }
 }
 
+/// C-3.6: the owner authorizes again.
 #[tokio::test]
-async fn the_owner_asks_again_whether_the_caller_may_contract_3_6() {
+async fn the_owner_asks_again_whether_the_caller_may() {
     let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(Nobody)).await;
     pod.kubernetes.put(&assigned("n").build());
     let run = pod.kubernetes.ready("n").await;
@@ -262,14 +248,15 @@ struct Slow;
 
 #[async_trait::async_trait]
 impl Callers for Slow {
-    async fn may_invoke(&self, _: &MetadataMap, _: &RunKey) -> Result<(), Failure> {
-        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    async fn may(&self, _: Wish, _: &MetadataMap, _: &RunKey) -> Result<(), Failure> {
+        tokio::time::sleep(Duration::from_secs(3)).await;
         Ok(())
     }
 }
 
+/// C-3.9: asking Kubernetes is part of the caller's time.
 #[tokio::test(start_paused = true)]
-async fn asking_kubernetes_is_part_of_the_callers_time_contract_3_9() {
+async fn asking_kubernetes_is_part_of_the_callers_time() {
     let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(Slow)).await;
     pod.kubernetes.put(&assigned("n").build());
     let run = pod.kubernetes.ready("n").await;
@@ -285,8 +272,9 @@ async fn asking_kubernetes_is_part_of_the_callers_time_contract_3_9() {
     assert_eq!(pod.server.invoked().len(), 1);
 }
 
+/// C-3.5: 400 for what nests deeper than 128.
 #[tokio::test]
-async fn json_nests_at_most_128_deep_contract_3() {
+async fn json_nests_at_most_128_deep() {
     let (pod, run) = ready().await;
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     pod.invoke(&run, &nested(limits::JSON_DEPTH)).await.unwrap();
@@ -313,4 +301,59 @@ async fn a_registration_the_server_lost_is_not_dispatched_and_is_looked_at_at_on
     );
     assert_eq!(failure.dispatched, Dispatched::No);
     pod.kubernetes.until_reason("n", "RegistrationFailed").await;
+}
+
+/// C-3.5: many frameworks call their own deadline `Cancelled`; it is a 504 all the same.
+#[tokio::test(start_paused = true)]
+async fn a_custom_server_that_cancels_at_the_deadline_is_a_timeout() {
+    let (pod, run) = ready().await;
+    pod.server.answer_once(Status::cancelled("context canceled"));
+    let mut call = request(&run, "wait");
+    call.get_mut().timeout_millis = 5_000;
+    let at_the_deadline = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        pod.server.go();
+    };
+    let (answer, ()) = tokio::join!(pod.app.invoker().serve(call), at_the_deadline);
+    let failure = answer.unwrap_err();
+    assert_eq!(
+        (failure.reason, failure.dispatched),
+        (Reason::DeadlineExceeded, Dispatched::Yes)
+    );
+}
+
+/// Scenario 32: whatever the id is, the line is one valid JSON object (C-6.5).
+#[tokio::test]
+async fn any_id_makes_a_valid_audit_line() {
+    let (pod, run) = ready().await;
+    let ids = [
+        "\"}\\",
+        "<script>alert(1)</script>",
+        "%0d%0a",
+        "{\"a\":1}",
+        "~!@#$&*()'`",
+    ];
+    for id in ids {
+        let mut request = request(&run, "1");
+        request.get_mut().invocation_id = id.to_owned();
+        let answer = call(pod.dial().await, request).await.unwrap();
+        assert_eq!(answer.into_inner().invocation_id, id);
+    }
+    for id in ["a b", "a\nb", "\u{7f}", "é", &"x".repeat(129)] {
+        let mut request = request(&run, "1");
+        request.get_mut().invocation_id = id.to_owned();
+        let failure = call(pod.dial().await, request).await.unwrap_err();
+        assert_eq!(
+            (failure.reason, failure.dispatched),
+            (Reason::BadHop, Dispatched::No)
+        );
+    }
+    let audit = pod.audit.clone();
+    assert!(pod.stop().await.is_clean());
+    let told: Vec<_> = audit
+        .all()
+        .iter()
+        .map(|line| line["invocationId"].clone())
+        .collect();
+    assert_eq!(told, ids);
 }

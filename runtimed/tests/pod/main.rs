@@ -11,7 +11,11 @@ mod common;
 
 mod cancel;
 mod fence;
+mod hang_up;
 mod idle;
 mod invoke;
+mod outputs;
+mod owner;
 mod register;
 mod restart;
+mod silence;

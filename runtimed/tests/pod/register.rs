@@ -1,14 +1,16 @@
-//! An assigned Run becomes callable, once, in the promised order (contract 6.1).
+//! An assigned Run becomes callable, once, in the promised order (C-6.1).
 
 use kruntimes_api::{Run, fixtures, run::Phase};
 use kruntimes_proto::executor::FunctionRegistrationState as State;
 use kruntimes_runtimed::caller::GatewayIsEnough;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
 
 use super::common::{FakeServer, Kubernetes, Pod, Starts, pod::assigned};
 
 const FINALIZER: &str = "kruntimes.io/registration-cleanup";
 
+/// C-6.1: finalizer, claim, registration, Ready; owner and endpoint are told (C-2.2, C-2.4).
 #[tokio::test(start_paused = true)]
 async fn an_assigned_run_becomes_ready() {
     let pod = Pod::start().await;
@@ -49,10 +51,99 @@ async fn an_assigned_run_becomes_ready() {
         ["run n", "status n", "status n"],
         "finalizer, claim, Ready"
     );
+    pod.kubernetes
+        .until("n", |_| {
+            pod.kubernetes.events("n") == ["Claimed", "FunctionRegistered"]
+        })
+        .await;
 }
 
+/// C-6.1: at most four registrations at once, and every Run gets its turn.
 #[tokio::test(start_paused = true)]
-async fn the_heartbeat_tells_modes_and_goes_with_the_pod_contract_6_7() {
+async fn four_at_most_are_registered_at_once() {
+    let pod = Pod::of_size(7).await;
+    pod.server.starts(Starts::Slowly);
+    let names = ["a", "b", "c", "d", "e", "f", "g"];
+    for name in names {
+        pod.kubernetes.put(&assigned(name).build());
+    }
+    pod.server.until_registered(4).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(pod.server.live().len(), 4);
+    pod.server.starts(Starts::Ready);
+    pod.server.set_all(State::Ready);
+    for name in names {
+        pod.kubernetes.ready(name).await;
+    }
+}
+
+/// C-4: a new URL reaches every Run, one write each, at a bounded rate.
+#[tokio::test(start_paused = true)]
+async fn many_endpoints_are_refreshed_one_after_another() {
+    let pod = Pod::of_size(10).await;
+    let names: Vec<String> = (0..10).map(|it| format!("n{it}")).collect();
+    for name in &names {
+        pod.kubernetes.put(&assigned(name).build());
+        pod.kubernetes.ready(name).await;
+    }
+    let before = pod.kubernetes.writes().len();
+    pod.configure("url", "https://new.example");
+    let follows = |run: Option<&Run>| {
+        let endpoint = run.and_then(|run| run.status.as_ref()?.endpoint.as_ref());
+        endpoint.is_some_and(|endpoint| endpoint.url.starts_with("https://new.example/v1/"))
+    };
+    while pod.kubernetes.writes().len() == before {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let began = Instant::now();
+    for name in &names {
+        pod.kubernetes.until(name, follows).await;
+    }
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(8 * 200), "{took:?}");
+    assert_eq!(pod.kubernetes.writes().len(), before + names.len());
+}
+
+/// Scenario 108: deleted and created again before it was first seen, and changed at once.
+#[tokio::test(start_paused = true)]
+async fn the_last_object_counts_also_when_the_first_was_never_seen() {
+    let pod = Pod::start().await;
+    pod.app.readiness.ready().await;
+    pod.kubernetes.delay_watch(Duration::from_secs(3));
+    let first = assigned("n").build();
+    pod.kubernetes.put(&first);
+    pod.kubernetes.delete("n");
+    let source = "def handler(event): return 2";
+    let second = assigned("n")
+        .uid("2c24c1f0-9f8f-4f80-82d5-3dd16a12d1e6")
+        .with(|run| run.spec.source.as_mut().unwrap().inline = Some(source.to_owned()))
+        .build();
+    pod.kubernetes.put(&second);
+    pod.kubernetes.edit("n", |run| {
+        run.metadata.labels = Some([("team".to_owned(), "b".to_owned())].into());
+        run.spec.ttl_seconds_after_finished = Some(7);
+    });
+    let ready = pod.kubernetes.ready("n").await;
+    assert_eq!(ready.metadata.uid, second.metadata.uid);
+    assert_eq!(ready.spec.ttl_seconds_after_finished, Some(7));
+    while pod.server.live().len() != 1 || pod.has_directory(&first) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let registered = pod.server.registered();
+    let last = registered.last().unwrap();
+    assert_eq!(Some(&last.run_uid), second.metadata.uid.as_ref());
+    let code = std::fs::read_to_string(format!("{}/main.py", last.working_dir)).unwrap();
+    assert_eq!(code, source);
+    pod.kubernetes
+        .edit("n", |run| run.spec.cancel_requested = Some(true));
+    pod.kubernetes
+        .until("n", |run| run.is_some_and(|run| run.phase() == Phase::Cancelled))
+        .await;
+}
+
+/// C-6.7 and C-5.7: the Lease is owned by the Pod and carries the modes.
+#[tokio::test(start_paused = true)]
+async fn the_heartbeat_tells_modes_and_goes_with_the_pod() {
     let pod = Pod::start().await;
     pod.app.readiness.ready().await;
     let lease = pod.kubernetes.lease("runtimed-pod-a").unwrap();
@@ -63,17 +154,29 @@ async fn the_heartbeat_tells_modes_and_goes_with_the_pod_contract_6_7() {
     );
 }
 
+/// C-6.7: one renewal of the Lease every 10 s, and nothing else; scenario 99.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_while_nothing_changes_contract_6_7() {
+async fn nothing_is_written_while_nothing_changes() {
     let pod = Pod::start().await;
     pod.kubernetes.put(&assigned("n").build());
     pod.kubernetes.ready("n").await;
-    let before = pod.kubernetes.writes().len();
-    tokio::time::sleep(std::time::Duration::from_secs(600)).await;
-    assert_eq!(pod.kubernetes.writes().len(), before);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let before = (
+        pod.kubernetes.writes().len(),
+        pod.kubernetes.reads(),
+        pod.kubernetes.events("n").len(),
+        pod.kubernetes.renewals(),
+    );
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(pod.kubernetes.writes().len(), before.0);
+    assert_eq!(pod.kubernetes.reads(), before.1);
+    assert_eq!(pod.kubernetes.events("n").len(), before.2);
+    let renewals = pod.kubernetes.renewals() - before.3;
+    assert!((59..=61).contains(&renewals), "{renewals}");
     assert!(pod.kubernetes.run("n").unwrap().is_ready());
 }
 
+/// C-6.1: a Pod's Runs are those of its name and UID.
 #[tokio::test(start_paused = true)]
 async fn another_pod_s_run_is_left_alone() {
     let pod = Pod::start().await;
@@ -93,14 +196,14 @@ async fn another_pod_s_run_is_left_alone() {
     );
 }
 
-/// Bug scenario 16: never callable before the server is ready.
+/// Scenario 16: never callable before the server is ready (C-6.1).
 #[tokio::test(start_paused = true)]
 async fn it_is_not_ready_before_the_server_says_so() {
     let pod = Pod::start().await;
     pod.server.starts(Starts::Slowly);
     pod.kubernetes.put(&assigned("n").build());
     pod.server.until_registered(1).await;
-    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
     let run = pod.kubernetes.until_reason("n", "Registering").await;
     assert_eq!(run.phase(), Phase::Running);
     pod.server.set_all(State::Ready);
@@ -112,6 +215,7 @@ async fn it_is_not_ready_before_the_server_says_so() {
     );
 }
 
+/// C-6.1: a Run that does not fit stays Scheduled, with a reason, and is handed back.
 #[tokio::test(start_paused = true)]
 async fn what_does_not_fit_is_handed_back_and_fits_later() {
     let pod = Pod::start().await;
@@ -139,7 +243,7 @@ async fn what_does_not_fit_is_handed_back_and_fits_later() {
     pod.kubernetes.ready("c").await;
 }
 
-/// Bug scenario 19: the first attempt fails at import, the second works.
+/// Scenario 19: the first attempt fails at import, the second works.
 #[tokio::test(start_paused = true)]
 async fn a_failed_start_is_released_and_forgotten_by_the_next_attempt() {
     let pod = Pod::start().await;
@@ -175,14 +279,28 @@ async fn a_refused_handler_and_a_bad_path_say_what_is_wrong() {
         .starts(Starts::Refused("main.py has no function `handler`".to_owned()));
     pod.kubernetes.put(&assigned("handler").build());
     let refused = pod.kubernetes.until_reason("handler", "HandlerInvalid").await;
-    assert!(refused.status.unwrap().message.unwrap().contains("no function"));
+    let message = refused.status.as_ref().unwrap().message.clone().unwrap();
+    assert!(message.contains("no function"), "{message}");
     let bad = assigned("path")
         .with(|run| run.spec.source.as_mut().unwrap().inline_path = Some("../main.py".to_owned()))
         .build();
     pod.kubernetes.put(&bad);
-    pod.kubernetes.until_reason("path", "SourceInvalid").await;
+    let bad = pod.kubernetes.until_reason("path", "SourceInvalid").await;
+    for (run, reason) in [(&refused, "HandlerInvalid"), (&bad, "SourceInvalid")] {
+        let ready = run.condition("Ready").unwrap();
+        assert_eq!((ready.reason.as_str(), ready.status.as_str()), (reason, "False"));
+        assert_eq!(ready.observed_generation, Some(1));
+        assert!(!run.phase().is_terminal(), "whether it is tried again is policy");
+        assert_eq!(run.status.as_ref().unwrap().released_attempt, Some(1));
+    }
+    pod.kubernetes
+        .until("path", |_| {
+            pod.kubernetes.events("path") == ["Claimed", "SourceInvalid"]
+        })
+        .await;
 }
 
+/// C-5.7: a server without FunctionRuntime, and a mode nobody executes.
 #[tokio::test(start_paused = true)]
 async fn tasks_and_servers_without_functions_are_refused_with_a_reason() {
     let server = FakeServer::new();
@@ -201,7 +319,7 @@ async fn tasks_and_servers_without_functions_are_refused_with_a_reason() {
     );
 }
 
-/// Bug scenario 18: somebody was faster.
+/// Scenario 18: somebody was faster.
 #[tokio::test(start_paused = true)]
 async fn a_conflicting_write_is_decided_anew() {
     let pod = Pod::start().await;
@@ -211,7 +329,7 @@ async fn a_conflicting_write_is_decided_anew() {
     assert_eq!(pod.server.live().len(), 1);
 }
 
-/// Bug scenario 5 and 108: the same name, another life.
+/// Scenario 5: the same name, another life.
 #[tokio::test(start_paused = true)]
 async fn a_recreated_run_is_another_run() {
     let pod = Pod::start().await;
@@ -236,7 +354,7 @@ async fn a_recreated_run_is_another_run() {
     );
 }
 
-/// Bug scenario 12: 410, then a list that misses a Run, then a whole one.
+/// Scenario 12: 410, then a list that misses a Run, then a whole one (C-2.3).
 #[tokio::test(start_paused = true)]
 async fn a_list_with_a_hole_unregisters_nothing() {
     let pod = Pod::start().await;
@@ -248,9 +366,9 @@ async fn a_list_with_a_hole_unregisters_nothing() {
     pod.kubernetes.relist_without(&["a"]);
     // The hole is noticed, and the live object read.
     while pod.kubernetes.reads() == reads {
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(pod.server.unregistered().is_empty());
     assert!(pod.kubernetes.run("a").is_some_and(|run| Run::is_ready(&run)));
 }
@@ -283,7 +401,7 @@ async fn a_silent_server_is_recovering_until_it_speaks() {
     assert_eq!(pod.server.registered().len(), 1);
 }
 
-/// Contract 4: the endpoint follows the installation, also for Runs that are Ready.
+/// C-4 and C-2.2: the endpoint follows the installation, also for Runs that are Ready.
 #[tokio::test(start_paused = true)]
 async fn a_new_gateway_url_is_published_once() {
     let pod = Pod::start().await;
@@ -297,7 +415,7 @@ async fn a_new_gateway_url_is_published_once() {
     };
     pod.kubernetes.until("n", follows).await;
     assert!(pod.kubernetes.run("n").unwrap().is_ready());
-    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(pod.kubernetes.writes().len(), before + 1);
 }
 
@@ -306,21 +424,21 @@ async fn no_run_is_ready_before_the_gateway_is_known() {
     let pod = Pod::start().await;
     pod.configure("url", "");
     // Read every two seconds.
-    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
     pod.kubernetes.put(&assigned("n").build());
     pod.server.until_registered(1).await;
-    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(!pod.kubernetes.run("n").unwrap().is_ready());
     pod.configure("url", "https://gateway.example");
     pod.kubernetes.ready("n").await;
 }
 
-/// Bug scenario 62: servers in other languages answer pings with GOAWAY.
+/// Scenario 62: servers in other languages answer pings with GOAWAY.
 #[tokio::test(start_paused = true)]
 async fn an_idle_server_is_not_pinged() {
     let pod = Pod::start().await;
     pod.app.readiness.ready().await;
-    tokio::time::sleep(std::time::Duration::from_secs(900)).await;
+    tokio::time::sleep(Duration::from_secs(900)).await;
     assert_eq!(pod.server.pings(), 0);
     pod.kubernetes.put(&assigned("n").build());
     pod.kubernetes.ready("n").await;

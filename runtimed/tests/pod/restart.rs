@@ -1,8 +1,9 @@
-//! A runtimed that ends without a word and starts again finds what it held (contract 6.3).
+//! A runtimed that ends without a word and starts again finds what it held (C-6.3).
 
 use std::sync::Arc;
 
 use kruntimes_api::run::Phase;
+use kruntimes_proto::{executor::FunctionRegistrationState as State, failure::Dispatched};
 use kruntimes_runtimed::caller::GatewayIsEnough;
 
 use super::common::{FakeServer, Kubernetes, Pod, Starts, pod::assigned};
@@ -45,6 +46,7 @@ async fn again(kubernetes: &Kubernetes, server: &FakeServer, disk: Arc<tempfile:
     .await
 }
 
+/// C-6.3 and C-4: RegisterFunction is repeated for live Runs, and the new key published.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn live_runs_are_registered_again_and_published_under_the_new_key() {
     let (kubernetes, server) = (Kubernetes::new(), FakeServer::new());
@@ -73,6 +75,7 @@ async fn live_runs_are_registered_again_and_published_under_the_new_key() {
     pod.invoke(&after, "1").await.unwrap();
 }
 
+/// C-6.3: the rest is unregistered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_live_any_more_is_unregistered() {
     let (kubernetes, server) = (Kubernetes::new(), FakeServer::new());
@@ -98,6 +101,23 @@ async fn what_is_not_live_any_more_is_unregistered() {
         Phase::Ready,
         "not ours to write"
     );
+}
+
+/// Scenario 104: a restart in the middle of a drain does not make the Run Ready again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_draining_is_not_ready_after_a_restart() {
+    let (kubernetes, server) = (Kubernetes::new(), FakeServer::new());
+    let doomed = Doomed::start(&kubernetes, &server).await;
+    kubernetes.put(&assigned("n").build());
+    let run = kubernetes.ready("n").await;
+    server.set_all(State::Draining);
+    let disk = doomed.kill();
+    let pod = again(&kubernetes, &server, disk).await;
+    let released = kubernetes.until_reason("n", "RegistrationFailed").await;
+    assert_eq!(released.status.as_ref().unwrap().released_attempt, Some(1));
+    let failure = pod.invoke(&run, "1").await.unwrap_err();
+    assert_eq!(failure.dispatched, Dispatched::No, "{failure}");
+    assert!(server.live().is_empty() && pod.records() == 0);
 }
 
 /// The answer to RegisterFunction never came: the id is learned by asking again.

@@ -13,7 +13,7 @@ use axum::{
     extract::{Path, RawQuery, State},
     http::{Method, StatusCode},
     response::{IntoResponse, Response},
-    routing::{get, patch},
+    routing::{get, patch, post},
 };
 use kruntimes_api::Run;
 use serde_json::{Value, json};
@@ -37,6 +37,9 @@ struct Store {
     /// (version, before, after) of each change of a Run.
     history: Vec<(u64, Option<Value>, Option<Value>)>,
     writes: Vec<String>,
+    renewals: usize,
+    /// Reasons of Events, by Run.
+    events: Vec<(String, String)>,
     reads: usize,
     down: bool,
     /// Watches that began before this version end with 410.
@@ -49,6 +52,7 @@ struct Store {
 }
 
 const RUNS: &str = "/apis/kruntimes.io/v1alpha1/namespaces/{namespace}/runs";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/{namespace}/events";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}";
 
 impl Kubernetes {
@@ -62,6 +66,8 @@ impl Kubernetes {
             .route(&format!("{RUNS}/{{name}}"), get(read).patch(write))
             .route(&format!("{RUNS}/{{name}}/status"), patch(write_status))
             .route(LEASES, patch(write_lease))
+            .route(EVENTS, post(write_event))
+            .route(&format!("{EVENTS}/{{name}}"), patch(write_event))
             .with_state(self.clone());
         kube::Client::new(router, "ns")
     }
@@ -107,6 +113,18 @@ impl Kubernetes {
     /// Every write of a Run so far: `status n`, `run n`.
     pub(crate) fn writes(&self) -> Vec<String> {
         self.store().writes.clone()
+    }
+
+    /// How often a Lease was renewed.
+    pub(crate) fn renewals(&self) -> usize {
+        self.store().renewals
+    }
+
+    /// Reasons of the Events about a Run, in order.
+    pub(crate) fn events(&self, name: &str) -> Vec<String> {
+        let store = self.store();
+        let about = store.events.iter().filter(|(run, _)| run == name);
+        about.map(|(_, reason)| reason.clone()).collect()
     }
 
     /// How often a Run was read by name.
@@ -385,8 +403,23 @@ async fn write_lease(
     if store.down {
         return failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
     }
+    store.renewals += 1;
     store.leases.insert(name, lease.clone());
     axum::Json(lease).into_response()
+}
+
+async fn write_event(State(kubernetes): State<Kubernetes>, body: Bytes) -> Response {
+    let event: Value = serde_json::from_slice(&body).expect("a JSON document");
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let mut store = kubernetes.store();
+    if store.down {
+        return failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
+    }
+    let told = (text(&event["regarding"]["name"]), text(&event["reason"]));
+    store.events.push(told);
+    drop(store);
+    kubernetes.0.changed.notify_waiters();
+    axum::Json(event).into_response()
 }
 
 fn has_finalizers(run: &Value) -> bool {

@@ -17,6 +17,7 @@ use kruntimes_proto::{
         function_runtime_client::FunctionRuntimeClient,
     },
     failure::Failure,
+    owner::{CancelRequest, ExplainRequest, ExplainResponse, owner_client::OwnerClient},
 };
 use kruntimes_runtimed::{
     app::{App, Outside},
@@ -74,12 +75,30 @@ impl Pod {
         Self::on(kubernetes, server, callers, disk).await
     }
 
+    /// A Pod that can hold so many Runs.
+    pub(crate) async fn of_size(runs: u32) -> Self {
+        let disk = Arc::new(tempfile::tempdir().expect("a directory"));
+        let capacity = format!("runs={runs},memory=1Gi");
+        let callers = Arc::new(GatewayIsEnough);
+        Self::made(Kubernetes::new(), FakeServer::new(), callers, disk, &capacity).await
+    }
+
     /// On a disk that an earlier process may have used.
     pub(crate) async fn on(
         kubernetes: Kubernetes,
         server: FakeServer,
         callers: Arc<dyn Callers>,
         disk: Arc<TempDir>,
+    ) -> Self {
+        Self::made(kubernetes, server, callers, disk, "runs=2,memory=1Gi").await
+    }
+
+    async fn made(
+        kubernetes: Kubernetes,
+        server: FakeServer,
+        callers: Arc<dyn Callers>,
+        disk: Arc<TempDir>,
+        capacity: &str,
     ) -> Self {
         let gateway = trust_a_gateway(&disk.path().join("gateway"));
         let audit = Lines::default();
@@ -90,7 +109,7 @@ impl Pod {
             server: server.client(),
             audit: Box::new(audit.clone()),
         };
-        let app = App::start(args(disk.path()), Drain::new(), outside)
+        let app = App::start(args(disk.path(), capacity), Drain::new(), outside)
             .await
             .expect("started");
         Self {
@@ -118,6 +137,25 @@ impl Pod {
     pub(crate) async fn invoke(&self, run: &Run, input: &str) -> Result<InvokeFunctionResponse, Failure> {
         let called = call(self.dial().await, request(run, input)).await;
         called.map(Response::into_inner)
+    }
+
+    /// Cancels a call as the gateway does; says whether it was running.
+    pub(crate) async fn cancel(&self, run: &Run, id: &str) -> Result<bool, Failure> {
+        let message = CancelRequest {
+            run_uid: uid(run),
+            invocation_id: id.to_owned(),
+        };
+        let mut client = OwnerClient::new(self.dial().await);
+        let answer = client.cancel(routed(run, message)).await;
+        answer.map(|it| it.into_inner().was_running).map_err(ours)
+    }
+
+    /// Asks for an explanation as the gateway does.
+    pub(crate) async fn explain(&self, run: &Run) -> Result<ExplainResponse, Failure> {
+        let message = ExplainRequest { run_uid: uid(run) };
+        let mut client = OwnerClient::new(self.dial().await);
+        let answer = client.explain(routed(run, message)).await;
+        answer.map(Response::into_inner).map_err(ours)
     }
 
     /// Whether the work directory of the Run exists.
@@ -161,17 +199,23 @@ pub(crate) async fn dial(
 
 /// What the gateway sends for this version of the Run.
 pub(crate) fn request(run: &Run, input: &str) -> Request<InvokeFunctionRequest> {
-    let status = run.status.as_ref().expect("a status");
-    let mut request = Request::new(InvokeFunctionRequest {
+    let message = InvokeFunctionRequest {
         registration: Some(FunctionRegistration {
-            run_uid: run.metadata.uid.clone().expect("a UID"),
+            run_uid: uid(run),
             registration_id: String::new(),
         }),
         invocation_id: "inv_test".to_owned(),
         input: input.to_owned().into(),
         content_type: "application/json".to_owned(),
         timeout_millis: 20_000,
-    });
+    };
+    routed(run, message)
+}
+
+/// A message with the metadata of the hop.
+pub(crate) fn routed<T>(run: &Run, message: T) -> Request<T> {
+    let status = run.status.as_ref().expect("a status");
+    let mut request = Request::new(message);
     let attempt = status.attempt.expect("an attempt").to_string();
     let pod_uid = status.assigned_pod_uid.clone().expect("a Pod");
     for (name, value) in [
@@ -185,18 +229,24 @@ pub(crate) fn request(run: &Run, input: &str) -> Request<InvokeFunctionRequest> 
     request
 }
 
+fn uid(run: &Run) -> String {
+    run.metadata.uid.clone().expect("a UID")
+}
+
 pub(crate) async fn call(
     channel: Channel,
     request: Request<InvokeFunctionRequest>,
 ) -> Result<Response<InvokeFunctionResponse>, Failure> {
     let limit = 2 * kruntimes_proto::limits::MESSAGE_BYTES;
     let mut client = FunctionRuntimeClient::new(channel).max_decoding_message_size(limit);
-    client.invoke_function(request).await.map_err(|status: Status| {
-        Failure::from_status(&status).unwrap_or_else(|| panic!("no answer of ours: {status:?}"))
-    })
+    client.invoke_function(request).await.map_err(ours)
 }
 
-fn args(disk: &Path) -> Args {
+fn ours(status: Status) -> Failure {
+    Failure::from_status(&status).unwrap_or_else(|| panic!("no answer of ours: {status:?}"))
+}
+
+fn args(disk: &Path, capacity: &str) -> Args {
     let dir = |name: &str| {
         let path = disk.join(name);
         std::fs::create_dir_all(&path).expect("a directory");
@@ -213,7 +263,7 @@ fn args(disk: &Path) -> Args {
         &format!("--workspace={}", dir("workspace")),
         &format!("--journal-dir={}", dir("journal")),
         &format!("--gateway-config-dir={}", dir("gateway")),
-        "--capacity=runs=2,memory=1Gi",
+        &format!("--capacity={capacity}"),
         "--admin-address=off",
     ])
 }

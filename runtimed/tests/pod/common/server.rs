@@ -48,6 +48,12 @@ struct Inner {
     next: u32,
     starts: Starts,
     silent: bool,
+    /// Takes requests and answers none.
+    hangs: bool,
+    /// A call goes on when its caller is gone.
+    finishes: bool,
+    /// What each call leaves where `KRUNTIME_OUTPUTS` says.
+    leaves: Option<String>,
     unsupported: bool,
     registered: Vec<RegisterFunctionRequest>,
     unregistered: Vec<String>,
@@ -137,6 +143,31 @@ impl FakeServer {
         self.state().silent = silent;
     }
 
+    /// Takes requests and answers nothing at all while `hangs`, as a stopped process.
+    pub(crate) fn set_hanging(&self, hangs: bool) {
+        self.state().hangs = hangs;
+        self.changed();
+    }
+
+    /// As `onCallerGone: Finish`.
+    pub(crate) fn set_finishes(&self) {
+        self.state().finishes = true;
+    }
+
+    /// Each call leaves this in the file of its outputs; `None`: it leaves that alone.
+    pub(crate) fn set_leaves(&self, text: Option<&str>) {
+        self.state().leaves = text.map(ToOwned::to_owned);
+    }
+
+    /// Where a Run's calls leave their outputs.
+    pub(crate) fn outputs_file(&self, run: &str) -> std::path::PathBuf {
+        let state = self.state();
+        let request = state.registered.iter().rev().find(|it| it.run_uid == run);
+        request.expect("it was registered").env["KRUNTIME_OUTPUTS"]
+            .clone()
+            .into()
+    }
+
     /// A server without the service for functions.
     pub(crate) fn set_unsupported(&self) {
         self.state().unsupported = true;
@@ -201,6 +232,10 @@ impl FakeServer {
     /// Waits until so many calls were given up by the caller.
     pub(crate) async fn until_abandoned(&self, calls: usize) {
         self.until(|state| state.ended_by_caller >= calls).await;
+    }
+
+    async fn unless_hanging(&self) {
+        self.until(|state| !state.hangs).await;
     }
 
     async fn until(&self, wanted: impl Fn(&Inner) -> bool) {
@@ -270,24 +305,49 @@ async fn tap(client: DuplexStream, server: DuplexStream, counts: FakeServer) {
 }
 
 /// Ends the accounting of a call, also of one whose caller went away.
-struct Running<'a> {
-    server: &'a FakeServer,
+struct Running {
+    server: FakeServer,
     run: String,
+    id: String,
     finished: bool,
 }
 
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
+impl Running {
+    /// The registration runs it no more.
+    fn over(&self) {
         let now = self.server.now();
         let mut state = self.server.state();
-        if !self.finished {
-            state.ended_by_caller += 1;
-        }
-        if let Some(registration) = state.registrations.get_mut(&self.run) {
+        if let Some(registration) = state.registrations.get_mut(&self.run)
+            && registration.id == self.id
+        {
             registration.in_flight -= 1;
             registration.last_activity = now;
         }
-        drop(state);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut goes_on = false;
+        if !self.finished {
+            let mut state = self.server.state();
+            state.ended_by_caller += 1;
+            goes_on = state.finishes;
+        }
+        if goes_on {
+            let rest = Self {
+                server: self.server.clone(),
+                run: self.run.clone(),
+                id: self.id.clone(),
+                finished: true,
+            };
+            spawn(async move {
+                rest.server.0.go.acquire().await.expect("open").forget();
+                drop(rest);
+            });
+        } else {
+            self.over();
+        }
         self.server.changed();
     }
 }
@@ -298,6 +358,7 @@ impl FunctionRuntime for FakeServer {
         &self,
         request: Request<RegisterFunctionRequest>,
     ) -> Result<Response<RegisterFunctionResponse>, Status> {
+        self.unless_hanging().await;
         let request = request.into_inner();
         let now = self.now();
         let mut state = self.state();
@@ -353,6 +414,7 @@ impl FunctionRuntime for FakeServer {
         &self,
         request: Request<FunctionStatusRequest>,
     ) -> Result<Response<FunctionStatusResponse>, Status> {
+        self.unless_hanging().await;
         let asked = request.into_inner().registration.unwrap_or_default();
         let state = self.state();
         if state.unsupported {
@@ -382,6 +444,7 @@ impl FunctionRuntime for FakeServer {
         &self,
         request: Request<InvokeFunctionRequest>,
     ) -> Result<Response<InvokeFunctionResponse>, Status> {
+        self.unless_hanging().await;
         let request = request.into_inner();
         let asked = request.registration.clone().unwrap_or_default();
         let now = self.now();
@@ -398,16 +461,29 @@ impl FunctionRuntime for FakeServer {
             registration.last_activity = now;
             state.invoked.push(request.clone());
             Running {
-                server: self,
+                server: self.clone(),
                 run: asked.run_uid.clone(),
+                id: asked.registration_id.clone(),
                 finished: false,
             }
         };
         self.changed();
         if request.input == "wait" {
-            self.0.go.acquire().await.expect("open").forget();
+            let (run, id) = (running.run.clone(), running.id.clone());
+            let unregistered = self.until(|state| state.registrations.get(&run).is_none_or(|it| it.id != id));
+            tokio::select! {
+                go = self.0.go.acquire() => go.expect("open").forget(),
+                () = unregistered => {
+                    running.finished = true;
+                    return Err(Status::cancelled("unregistered"));
+                }
+            }
         }
         running.finished = true;
+        let leaves = self.state().leaves.clone();
+        if let Some(text) = leaves {
+            std::fs::write(self.outputs_file(&asked.run_uid), text).expect("written");
+        }
         let mut state = self.state();
         if let Some(status) = state.answers.pop() {
             drop(state);
@@ -434,6 +510,7 @@ impl FunctionRuntime for FakeServer {
         &self,
         request: Request<UnregisterFunctionRequest>,
     ) -> Result<Response<UnregisterFunctionResponse>, Status> {
+        self.unless_hanging().await;
         let request = request.into_inner();
         let asked = request.registration.unwrap_or_default();
         let mut state = self.state();
