@@ -36,6 +36,13 @@ count() {
   [[ $n == "$1" ]] || fail "'$2' is there $n times, not $1, with ${*:3}"
 }
 
+# document KIND NAME CHART FLAGS...: one object of what is rendered.
+document() {
+  local kind=$1 name=$2
+  render "${@:3}" | awk -v RS='(^|\n)---\n' -v kind="kind: $kind" -v name="  name: $name\n" \
+    'index("\n" $0 "\n", "\n" kind "\n") && index($0 "\n", name) {print}'
+}
+
 # refuses TEXT CHART FLAGS...: not rendered, and the message has the text.
 refuses() {
   local out
@@ -72,6 +79,14 @@ refuses "/gateway/extraArgs/0" kruntimes --set 'gateway.extraArgs={threads=4}'
 refuses "/images/pullPolicy" kruntimes --set images.pullPolicy=Sometimes
 refuses "gateway.timeouts.defaultSeconds (60) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.timeouts.defaultSeconds=60,gateway.timeouts.maxSeconds=30
 refuses "gateway.limits.inFlightPerNamespace (9) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.limits.inFlightPerNamespace=9,gateway.limits.inFlight=8
+refuses "/gateway/image" kruntimes --set gateway.image=gw@sha256:abc
+refuses "/gateway/networkPolicy/from/0" kruntimes --set 'gateway.networkPolicy.from[0].podselector.matchLabels.a=b'
+refuses "/gateway/extraEnv/0/name" kruntimes --set 'gateway.extraEnv[0].name=a-b'
+refuses "/metrics/podMonitor/interval" kruntimes --set metrics.podMonitor.interval=30
+refuses "/gateway/resources/limits/memory" kruntimes --set gateway.resources.limits.memory=much
+refuses "gateway.autoscaling.minReplicas (4) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=4,gateway.autoscaling.maxReplicas=3
+refuses "scheduler.extraEnv: A is there twice" kruntimes --set 'gateway.tls.existingSecret=a,scheduler.extraEnv[0].name=A,scheduler.extraEnv[1].name=A'
+refuses "/test/gatewayAddress" kruntimes-runtimes --set test.gatewayAddress=10.96.0.7
 refuses "'pyton'" kruntimes-runtimes --set runtimes.pyton.enabled=true
 refuses "/runtimes/python/replicas" kruntimes-runtimes --set runtimes.python.replicas=-1
 refuses "/runtimes/python/capacity/memory" kruntimes-runtimes --set runtimes.python.capacity.memory=much
@@ -101,6 +116,43 @@ shows "exposeErrors: false" kruntimes-runtimes --set runtimes.python.invocation.
 hides "replicas:" kruntimes-runtimes --set runtimes.python.replicas=null
 hides "kind: Runtime" kruntimes-runtimes --set runtimes.python.enabled=false
 
+# The same for every boolean and number there is: another value, false and 0 above all, changes what is rendered or is
+# refused by its name (scenario 95).
+mkdir -p "$tmp/show/templates"
+printf 'apiVersion: v2\nname: show\nversion: 0.0.0\n' >"$tmp/show/Chart.yaml"
+echo '{{ .Values | toJson }}' >"$tmp/show/templates/values.yaml"
+leaves() {
+  cp "$1/values.yaml" "$tmp/show/values.yaml"
+  helm template show "$tmp/show" | tail -n 1 | jq -r 'paths(type == "boolean" or type == "number") as $path
+    | select($path | all(type == "string")) | [($path | join(".")), getpath($path)] | @tsv'
+}
+heard=0
+for chart in kruntimes kruntimes-runtimes; do
+  while read -r leaf value; do
+    # What is off renders nothing of its settings.
+    context=()
+    case $leaf in
+      gateway.tls.certManager.enabled) continue ;; # it is refused beside existingSecret, above
+      *.enabled) ;;
+      gateway.autoscaling.* | metrics.podMonitor.*) context=(--set "${leaf%.*}.enabled=true") ;;
+    esac
+    case $value in
+      true) other=false ;;
+      false) other=true ;;
+      0) other=1 ;;
+      *) other=0 ;;
+    esac
+    before=$(render "$chart" "${context[@]}")
+    if after=$(render "$chart" "${context[@]}" --set "$leaf=$other"); then
+      [[ $before != "$after" ]] || fail "$chart: $leaf=$other changes nothing"
+    else
+      grep -qF -e "/${leaf//.//}" -e "$leaf" <<<"$after" || fail "$chart: $leaf=$other is refused without its name: $after"
+    fi
+    heard=$((heard + 1))
+  done < <(leaves "$chart")
+done
+((heard > 25)) || fail "only $heard values were found"
+
 # === what must be there ===
 count 2 "kind: CustomResourceDefinition" kruntimes --show-only templates/crds.yaml
 count 2 "helm.sh/resource-policy: keep" kruntimes --show-only templates/crds.yaml
@@ -110,13 +162,45 @@ shows "--namespaces=a,b" "${gateway[@]}" --set 'scope.namespaces={a,b}'
 hides "kind: ClusterRoleBinding" kruntimes --set 'scope.namespaces={a,b}'
 count 4 "namespace: a" kruntimes --show-only templates/rbac.yaml --set 'scope.namespaces={a}'
 shows "port: 443" "${gateway[@]}"
+digest=$(printf 'a%.0s' {1..64})
 shows "registry.example.com/kruntimes/gateway:0.1.0" kruntimes --set images.registry=registry.example.com
-shows "image: other.example.com/gw@sha256:ab" kruntimes --set images.registry=registry.example.com,gateway.image=other.example.com/gw@sha256:ab
+shows "image: other.example.com/gw:1@sha256:$digest" kruntimes --set "images.registry=registry.example.com,gateway.image=other.example.com/gw:1@sha256:$digest"
 for template in gateway scheduler; do
   for line in "runAsNonRoot: true" "type: RuntimeDefault" "allowPrivilegeEscalation: false" "readOnlyRootFilesystem: true" "drop: [ALL]" "enableServiceLinks: false"; do
     count 1 "$line" kruntimes --show-only "templates/$template.yaml"
   done
 done
+
+# === what is optional ===
+# A field that the autoscaler owns must not be rendered, or the next upgrade is refused.
+hides "replicas: 2" "${gateway[@]}" --set gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=3
+shows "kind: HorizontalPodAutoscaler" kruntimes --set gateway.autoscaling.enabled=true
+count 2 "kind: PodMonitor" kruntimes --set metrics.podMonitor.enabled=true
+shows "matchNames:" kruntimes --set 'metrics.podMonitor.enabled=true,scope.namespaces={a}'
+# The test cluster does not enforce NetworkPolicies; that they say the right thing is seen here.
+policy=$(document NetworkPolicy kruntimes-gateway kruntimes --set gateway.networkPolicy.enabled=true)
+grep -qx '        - {port: https, protocol: TCP}' <<<"$policy" || fail "the gateway's policy lacks its port: $policy"
+! grep -q 'from:' <<<"$policy" || fail "an empty list of peers must let all callers in: $policy"
+policy=$(document NetworkPolicy kruntimes-gateway kruntimes --set gateway.networkPolicy.enabled=true \
+  --set 'gateway.networkPolicy.from[0].podSelector.matchLabels.a=b,gateway.networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.0/8')
+[[ $(grep -c 'from:' <<<"$policy") == 2 && $policy == *'port: admin'*'cidr: 10.0.0.0/8'* ]] || fail "the gateway's policy lacks its peers: $policy"
+policy=$(document NetworkPolicy kruntimes-scheduler kruntimes --set scheduler.networkPolicy.enabled=true)
+grep -qx '  ingress: \[\]' <<<"$policy" || fail "nobody may connect to the scheduler: $policy"
+# Environment of the user's takes the place of the chart's; two of a name are refused by the API server.
+count 1 "name: KRUNTIMES_LOG_FILTER" "${gateway[@]}" --set 'gateway.extraEnv[0].name=KRUNTIMES_LOG_FILTER,gateway.extraEnv[0].value=debug'
+shows "value: debug" "${gateway[@]}" --set 'gateway.extraEnv[0].name=KRUNTIMES_LOG_FILTER,gateway.extraEnv[0].value=debug'
+# C-3.13: 300 s for running calls, unless the Pod gets less time.
+shows "value: 300s" "${gateway[@]}"
+shows "value: 40s" "${gateway[@]}" --set gateway.terminationGracePeriodSeconds=60
+shows "value: 1s" "${gateway[@]}" --set gateway.terminationGracePeriodSeconds=0
+count 2 "kind: ValidatingAdmissionPolicyBinding" kruntimes
+hides "ValidatingAdmissionPolicy" kruntimes --set admissionPolicy.enabled=false
+count 2 "key: kubernetes.io/metadata.name" kruntimes --set 'scope.namespaces={a}'
+# With the CRDs stays what the Pods of Runtimes need to clean up after the Runs that stay (scenario 92).
+[[ $(document ClusterRole kruntimes-runtimed kruntimes) == *'helm.sh/resource-policy: keep'* ]] || fail "the role of pools must outlive an uninstall"
+count 5 "helm.sh/hook: test" kruntimes-runtimes
+hides "helm.sh/hook" kruntimes-runtimes --set test.enabled=false
+hides "hook-succeeded" kruntimes-runtimes
 
 # The role that view is made of may not `get` Runs: that would be the right to call them.
 view=$(render kruntimes --show-only templates/user-roles.yaml | sed -n '/name: kruntimes-view/,/^---/p')

@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{
     Api, Client, Config,
     api::{Patch, PatchParams},
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
     runtime::{conditions, wait::await_condition},
 };
 
@@ -68,6 +68,19 @@ impl Cluster {
     #[must_use]
     pub fn audit_log(&self) -> PathBuf {
         self.kubeconfig.with_file_name("audit.log")
+    }
+
+    /// A client whose only identity is this token.
+    pub async fn with_token(&self, token: &str) -> Result<Client> {
+        let mut kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        for user in &mut kubeconfig.auth_infos {
+            user.auth_info = Some(AuthInfo {
+                token: Some(token.to_owned().into()),
+                ..AuthInfo::default()
+            });
+        }
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        Ok(Client::try_from(config)?)
     }
 
     async fn install_crds(&self) -> Result<()> {

@@ -91,6 +91,35 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/*
+Environment: .own and the logs' settings, then .extra. Not flags, so that extraArgs can say otherwise for one component.
+A name stands once: server-side apply refuses two.
+*/}}
+{{- define "kruntimes.env" -}}
+{{- $own := list (dict "name" "KRUNTIMES_LOG_FORMAT" "value" .root.Values.log.format) (dict "name" "KRUNTIMES_LOG_FILTER" "value" .root.Values.log.filter) }}
+{{- $given := list }}
+{{- range .extra }}{{ $given = append $given .name }}{{ end }}
+{{- $env := list }}
+{{- range concat $own .own }}{{ if not (has .name $given) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- toYaml (concat $env .extra) }}
+{{- end }}
+
+{{/* A PodDisruptionBudget for the Pods of .name. */}}
+{{- define "kruntimes.podDisruptionBudget" -}}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "kruntimes.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: {{ .budget.maxUnavailable }}
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {{- include "kruntimes.selector" . | nindent 6 }}
+{{- end }}
+
 {{- define "kruntimes.role" -}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
