@@ -1,0 +1,3 @@
+handler() {
+  printf '%s' "$1"
+}
