@@ -6,7 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 export CARGO_TARGET_DIR ?= $(or $(KRUNTIMES_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kruntimes)/target
-export KUBECONFIG_EXTERNAL
+export KUBECONFIG_EXTERNAL JOB
 
 .PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load conformance clean-all
 
@@ -55,7 +55,7 @@ down: ## ends the clusters of this clone
 e2e: ## end-to-end tests on the cluster; T=cluster_invoke runs one file [T=file::test one test]
 	@dev/test e2e $(T)
 
-load: ## k6 load against the demo's function; SCENARIO=smoke|burst
+load: ## k6 load against functions like the demo's; SCENARIO=smoke|burst|steady [JOB=1 in a Pod]
 	@dev/load $(or $(SCENARIO),smoke)
 
 conformance: ## the Runtime Server protocol, against every built-in adapter

@@ -5,10 +5,10 @@ TARGET_NAMESPACE=kruntimes-demo
 
 kube() { "$ROOT/dev/in" kubectl -n "$TARGET_NAMESPACE" "$@"; }
 
-# find_target RUN DIR: fills DIR (which must be private) with url, host, address (host:port behind the name), ca.crt
-# and the token of ServiceAccount RUN-caller, which the example brings along.
+# find_target RUN DIR [ACCOUNT]: fills DIR (which must be private) with url, host, address (host:port behind the name),
+# ca.crt and the token of the ServiceAccount; RUN-caller comes with the example.
 find_target() {
-  local run=$1 dir=$2 host
+  local run=$1 dir=$2 account=${3:-$1-caller} host
   kube get run "$run" -o 'jsonpath={.status.endpoint.url}' >"$dir/url"
   kube get run "$run" -o 'jsonpath={.status.endpoint.caBundle}' | base64 -d >"$dir/ca.crt"
   [[ -s $dir/url ]] || die "Run $run has no endpoint; is it Ready?  dev/in kubectl -n $TARGET_NAMESPACE get run $run"
@@ -24,7 +24,7 @@ find_target() {
   else
     echo "$(kube -n kruntimes-system get service kruntimes-gateway -o 'jsonpath={.spec.clusterIP}'):443" >"$dir/address"
   fi
-  kube create token "$run-caller" --duration 1h >"$dir/token"
+  kube create token "$account" --duration 1h >"$dir/token"
 }
 
 # forget_target DIR: ends what find_target started, and removes DIR with the token.

@@ -4,7 +4,9 @@ const micros = (millis) => Math.round((millis || 0) * 1000);
 
 export function summarize(data, scenario) {
   const values = (name) => (data.metrics[name] || { values: {} }).values;
-  const duration = values("http_req_duration");
+  // Without what a set-up calls, where a scenario tells the two apart.
+  const measured = `http_req_duration{scenario:${scenario}}`;
+  const duration = values(data.metrics[measured] ? measured : "http_req_duration");
   const thresholds = {};
   for (const [name, metric] of Object.entries(data.metrics)) {
     for (const [text, outcome] of Object.entries(metric.thresholds || {})) {
@@ -15,6 +17,7 @@ export function summarize(data, scenario) {
     scenario,
     calls: values("http_reqs").count || 0,
     failed: values("failed_calls").count || 0,
+    dropped: values("dropped_iterations").count || 0,
     // Only where a scenario provokes it.
     busy: (data.metrics.busy_calls && values("busy_calls").count) || undefined,
     requests_per_second: Math.round((values("http_reqs").rate || 0) * 10) / 10,
