@@ -142,6 +142,8 @@ fn links_between_documents_lead_somewhere() {
         "docs/contract.md",
         "docs/reasons.md",
         "docs/metrics.md",
+        "docs/install.md",
+        "docs/operate.md",
     ] {
         let folder = root()
             .join(document)
