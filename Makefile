@@ -58,8 +58,9 @@ e2e: ## end-to-end tests on the cluster; T=cluster_invoke runs one file [T=file:
 load: ## k6 load against functions like the demo's; SCENARIO=smoke|burst|steady [JOB=1 in a Pod]
 	@dev/load $(or $(SCENARIO),smoke)
 
-conformance: ## the Runtime Server protocol, against every built-in adapter
-	@dev/test conformance
+conformance: ## the Runtime Server protocol, on every built-in server or on yours [ADDRESS= WORKSPACE= LANGUAGE= FIXTURES=]
+	@ADDRESS='$(ADDRESS)' WORKSPACE='$(WORKSPACE)' FIXTURES='$(FIXTURES)' EXCEPT='$(EXCEPT)' \
+	  LANGUAGE='$(if $(findstring command,$(origin LANGUAGE)),$(LANGUAGE))' dev/test conformance
 
 clean-all: ## ends everything and removes build/; caches stay
 	@dev/down all

@@ -13,10 +13,12 @@ use crate::worker::wire::Speech;
 /// A function as the adapter sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// `file.function` or `pkg.module.function`, as registered.
+    /// `file.function` or `pkg.module.function`, as settled by [`crate::handler`].
     pub handler: String,
-    /// Where its files are.
+    /// Where its files are, and where it starts.
     pub working_dir: PathBuf,
+    /// Where its module is looked for: the working directory, or a folder in it.
+    pub folder: PathBuf,
 }
 
 /// What to start for a function.
@@ -49,6 +51,22 @@ pub trait Adapter: Send + Sync + std::fmt::Debug {
     /// Arguments with which the interpreter starts, uses its own library, and ends
     /// well: shows whether an isolation level leaves it able to work.
     fn trial(&self) -> Vec<OsString>;
+
+    /// The file that holds `module`, below its folder; for people.
+    fn source_file(&self, module: &str) -> PathBuf;
+
+    /// What `FUNC_RUNTIME` is where nobody sets it: language and version, such as
+    /// `python314`.
+    fn runtime(&self) -> String {
+        let name = self.name();
+        let (language, version) = name.split_once(' ').unwrap_or((&name, ""));
+        let mut parts = version.split('.');
+        format!(
+            "{language}{}{}",
+            parts.next().unwrap_or_default(),
+            parts.next().unwrap_or_default()
+        )
+    }
 }
 
 /// The languages this server has.

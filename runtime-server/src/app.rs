@@ -27,11 +27,12 @@ use tracing::{info, warn};
 use crate::{
     adapter::{Adapter, Function, Language, bash::Bash, python::Python},
     args::{Isolation, ServerArgs, Switch},
-    environment::Inherited,
+    environment::{Inherited, PUBLISHER_PROXY_ADDRESS, TRACE_COLLECTOR_ENDPOINT},
     functions::{Functions, Host},
     listen::{self, ListenAddress},
     metrics::Metrics,
     service::{FunctionService, RuntimeService},
+    start_lines,
     worker::{
         exec::{self, Confinement},
         process::Spawner,
@@ -85,6 +86,10 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
         }
     });
 
+    let inherited = Inherited::pick(std::env::vars_os(), &adapter.runtime(), args.call_timeout);
+    let runtime = inherited.runtime().to_owned();
+    start_lines::print(&start_lines::tracing(inherited.get(TRACE_COLLECTOR_ENDPOINT)));
+    start_lines::print(&start_lines::publisher(inherited.get(PUBLISHER_PROXY_ADDRESS)));
     let host = Host {
         adapter,
         spawner: Spawner::start(children).context("start the spawner thread")?,
@@ -94,7 +99,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
             expose_errors: args.expose_errors,
         },
         confinement,
-        inherited: Inherited::pick(std::env::vars_os()),
+        inherited,
         state_dir: state.path().to_owned(),
         register_wait: args.register_wait,
         metrics,
@@ -106,7 +111,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
         stop_when_emptied(signals, functions.clone(), drain.clone()),
     );
 
-    let router = services(functions.clone(), args.workspace.clone(), &about);
+    let router = services(functions.clone(), &args, &about);
     let stopping = drain.stopping();
     let stop = async move { stopping.cancelled().await };
     let server = match &args.listen {
@@ -114,7 +119,9 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
             let listener =
                 listen::bind_unix(path).with_context(|| format!("listen on unix://{}", path.display()))?;
             let connections = listen::unix_connections(listener, args.peer_check == Switch::On);
-            info!(address = %format_args!("unix://{}", path.display()), about, "serving");
+            let address = format!("unix://{}", path.display());
+            start_lines::print(&start_lines::starting(&runtime, &address));
+            info!(%address, about, "serving");
             drain.spawn("server", router.serve_with_incoming_shutdown(connections, stop))
         }
         ListenAddress::Tcp(address) => {
@@ -122,6 +129,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
                 .await
                 .with_context(|| format!("listen on tcp://{address}"))?;
             warn!("--listen is a TCP address: functions can use the server's API");
+            start_lines::print(&start_lines::starting(&runtime, &bound.to_string()));
             info!(address = %format_args!("tcp://{bound}"), about, "serving");
             drain.spawn(
                 "server",
@@ -144,8 +152,9 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
     }
 }
 
-fn services(functions: Functions, workspace: PathBuf, about: &str) -> Router {
-    let functions = FunctionRuntimeServer::new(FunctionService::new(functions, workspace))
+fn services(functions: Functions, args: &ServerArgs, about: &str) -> Router {
+    let service = FunctionService::new(functions, args.workspace.clone(), args.call_timeout);
+    let functions = FunctionRuntimeServer::new(service)
         .max_decoding_message_size(limits::MESSAGE_BYTES)
         .max_encoding_message_size(limits::MESSAGE_BYTES);
     // No keepalive pings: the peer is in the same Pod, and servers of other languages
@@ -217,6 +226,7 @@ fn probe(
     let function = Function {
         handler: "probe.probe".to_owned(),
         working_dir: state.to_owned(),
+        folder: state.to_owned(),
     };
     let program = adapter.program(&function).map_err(anyhow::Error::msg)?;
     let mut confinement = confinement.clone();

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use kruntimes_ops::args::{OpsArgs, parse_duration};
+use kruntimes_proto::limits;
 
 use crate::{adapter::Language, listen::ListenAddress, worker::exec::ExecArgs};
 
@@ -102,6 +103,10 @@ pub struct ServerArgs {
     #[arg(long, env = "KRUNTIMES_REGISTER_WAIT", default_value = "10s", value_parser = parse_duration, value_name = "DURATION")]
     pub register_wait: Duration,
 
+    /// Longest call, seconds, whatever its caller asks for; more than 300 means 300.
+    #[arg(long, env = "SERVER_CALL_TIMEOUT", default_value = "180", value_parser = parse_seconds, value_name = "SECONDS")]
+    pub call_timeout: Duration,
+
     /// What happens to a call whose caller is gone.
     #[arg(
         long,
@@ -115,6 +120,16 @@ pub struct ServerArgs {
     /// Whether callers see type and message of what a function raised.
     #[arg(long, env = "SERVER_EXPOSE_ERRORS", action = clap::ArgAction::Set, default_value_t = false, value_name = "true|false")]
     pub expose_errors: bool,
+}
+
+/// A number above 0, with a fraction if need be; at most what the protocol allows.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+    seconds
+        .map(|seconds| seconds.min(limits::MAX_TIMEOUT.as_secs_f64()))
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|timeout| *timeout >= Duration::from_millis(1))
+        .ok_or_else(|| format!("SERVER_CALL_TIMEOUT takes seconds above 0, such as 180 or 0.5, not `{text}`"))
 }
 
 /// On or off.
@@ -157,6 +172,19 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Args::command().debug_assert();
+    }
+
+    /// C-8.4: `SERVER_CALL_TIMEOUT` is 180 s where nobody sets it, and nonsense is refused.
+    #[test]
+    fn the_longest_call_is_a_number_of_seconds() {
+        let default = Args::parse_from(["server"]).server.call_timeout;
+        assert_eq!(default, Duration::from_secs(180));
+        for (text, millis) in [("0.5", 500), ("9", 9000), ("300", 300_000), ("1e9", 300_000)] {
+            assert_eq!(parse_seconds(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for bad in ["", "0", "-1", "NaN", "-inf", "soon", "0.0000001"] {
+            assert!(parse_seconds(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::{
     outcome::Answer,
     registry::{Moment, Registered, Registry, State, Status},
     request::{Invoke, Reference, Register, Unregister},
+    start_lines,
     worker::{
         desk::{Call, Desk, Stop},
         exec::Confinement,
@@ -109,15 +110,20 @@ impl Functions {
         }
     }
 
-    /// Registers a function, or joins an earlier wish for the same one, and waits a
-    /// bounded time until it is loaded. Giving up waiting changes nothing.
+    /// Registers a function whose module is in `folder`, or joins an earlier wish for the
+    /// same one, and waits a bounded time until it is loaded. Giving up waiting changes
+    /// nothing.
     ///
     /// # Errors
     /// As [`Registry::register`]; `InvalidPayload` when the language refuses the
     /// handler's name; `ServerUnavailable` while the server stops.
-    pub async fn register(&self, wish: Register) -> Result<(RegistrationId, State), Failure> {
+    pub async fn register(
+        &self,
+        wish: Register,
+        folder: PathBuf,
+    ) -> Result<(RegistrationId, State), Failure> {
         let run_uid = wish.run_uid.clone();
-        let (id, mut phase) = self.start(wish)?;
+        let (id, mut phase) = self.start(wish, folder)?;
         let settled = phase.wait_for(|phase| *phase != Phase::Starting);
         let _ = tokio::time::timeout(self.host.register_wait, settled).await;
         let status = self.held.lock().registry.status(&run_uid, &id)?;
@@ -152,6 +158,7 @@ impl Functions {
                 id: wish.invocation_id,
                 traceparent: wish.traceparent,
                 input: wish.input,
+                timeout: wish.timeout,
                 deadline: wish.deadline,
                 slot,
                 reply,
@@ -217,10 +224,15 @@ impl Functions {
         }
     }
 
-    fn start(&self, wish: Register) -> Result<(RegistrationId, watch::Receiver<Phase>), Failure> {
+    fn start(
+        &self,
+        wish: Register,
+        folder: PathBuf,
+    ) -> Result<(RegistrationId, watch::Receiver<Phase>), Failure> {
         let function = Function {
-            handler: wish.handler,
+            handler: wish.handler.name.clone(),
             working_dir: wish.working_dir,
+            folder,
         };
         let program = self
             .host
@@ -253,6 +265,7 @@ impl Functions {
             &wish.run_uid,
             &new,
             &private,
+            &wish.handler,
             program.env,
             wish.env,
         );
@@ -269,7 +282,7 @@ impl Functions {
             args: program.args,
             speech: program.speech,
             env,
-            working_dir: function.working_dir,
+            working_dir: function.working_dir.clone(),
             confinement,
             mark_in_env: environment::mark(&new),
             private,
@@ -297,8 +310,18 @@ impl Functions {
         );
         self.held.0.count.send_replace(inner.supervisors.len());
         drop(inner);
+        self.announce(&function);
         self.drain.spawn("function", supervisor.run(before));
         Ok((new, progress))
+    }
+
+    fn announce(&self, function: &Function) {
+        let (module, name) = function
+            .handler
+            .rsplit_once('.')
+            .unwrap_or((&function.handler, ""));
+        let file = function.folder.join(self.host.adapter.source_file(module));
+        start_lines::print(&start_lines::importing(&file, name));
     }
 }
 

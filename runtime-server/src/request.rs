@@ -16,6 +16,8 @@ use kruntimes_proto::{
 };
 use tokio::time::Instant;
 
+use crate::handler::Handler;
+
 /// Longest Run UID, bytes; Kubernetes makes them 36 long.
 const RUN_UID_BYTES: usize = 128;
 
@@ -39,8 +41,8 @@ pub struct Register {
     pub digest: String,
     /// Absolute, without `..`; whether it exists is checked by [`working_dir`].
     pub working_dir: PathBuf,
-    /// At most 512 bytes.
-    pub handler: String,
+    /// At most 512 bytes; its folder is checked by [`folder`].
+    pub handler: Handler,
     /// Valid names and values.
     pub env: Vec<(String, String)>,
 }
@@ -56,7 +58,9 @@ pub struct Invoke {
     pub traceparent: String,
     /// JSON, at most 1 MiB; empty means `null`.
     pub input: Bytes,
-    /// Never unlimited.
+    /// How long it may take; never unlimited.
+    pub timeout: Duration,
+    /// When that has passed.
     pub deadline: Instant,
 }
 
@@ -114,6 +118,13 @@ pub fn register(wire: RegisterFunctionRequest) -> Result<Register, Failure> {
             return Err(invalid("env holds an empty name, a name with `=`, or a NUL byte"));
         }
     }
+    let env: Vec<_> = wire.env.into_iter().collect();
+    let handler = Handler::resolve(&wire.handler, &env).map_err(invalid)?;
+    bounded(
+        "handler, as HANDLER_MODULE_NAME and HANDLER_FUNCTION_NAME have it,",
+        &handler.name,
+        limits::HANDLER_BYTES,
+    )?;
     let working_dir = PathBuf::from(wire.working_dir);
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !working_dir.is_absolute() || !working_dir.components().all(plain) {
@@ -124,8 +135,8 @@ pub fn register(wire: RegisterFunctionRequest) -> Result<Register, Failure> {
         attempt: wire.registration_attempt,
         digest: wire.registration_digest,
         working_dir,
-        handler: wire.handler,
-        env: wire.env.into_iter().collect(),
+        handler,
+        env,
     })
 }
 
@@ -150,11 +161,32 @@ pub fn working_dir(path: &Path, workspace: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Checks a call.
+/// Checks the folder of a handler against its working directory, following links.
+///
+/// # Errors
+/// `InvalidPayload`, saying what is wrong.
+pub fn folder(below: &Path, working_dir: &Path) -> Result<PathBuf, Failure> {
+    let real = working_dir
+        .join(below)
+        .canonicalize()
+        .map_err(|error| invalid(format!("env HANDLER_FOLDER cannot be opened: {error}")))?;
+    if real.is_dir() && real.starts_with(working_dir) {
+        Ok(real)
+    } else {
+        Err(invalid("env HANDLER_FOLDER is no folder inside the source"))
+    }
+}
+
+/// Checks a call. No call takes longer than `longest`, whatever it asks for.
 ///
 /// # Errors
 /// `InvalidPayload`, naming the field.
-pub fn invoke(wire: InvokeFunctionRequest, traceparent: String, now: Instant) -> Result<Invoke, Failure> {
+pub fn invoke(
+    wire: InvokeFunctionRequest,
+    traceparent: String,
+    longest: Duration,
+    now: Instant,
+) -> Result<Invoke, Failure> {
     let function = reference(wire.registration)?;
     let invocation_id = if wire.invocation_id.is_empty() {
         InvocationId::generate()
@@ -177,12 +209,14 @@ pub fn invoke(wire: InvokeFunctionRequest, traceparent: String, now: Instant) ->
         wire.timeout_millis,
         limits::DEFAULT_TIMEOUT,
         limits::MAX_TIMEOUT,
-    )?;
+    )?
+    .min(longest);
     Ok(Invoke {
         function,
         invocation_id,
         traceparent,
         input: wire.input,
+        timeout,
         deadline: now + timeout,
     })
 }
@@ -264,7 +298,7 @@ mod tests {
     fn a_refused_registration_names_its_field() {
         assert!(register(wire()).is_ok());
         type Change = fn(&mut RegisterFunctionRequest);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 11] = [
             ("run_uid", |it| it.run_uid.clear()),
             ("run_uid", |it| it.run_uid = "a\nb".into()),
             ("registration_attempt", |it| it.registration_attempt = 0),
@@ -275,6 +309,12 @@ mod tests {
             ("idle_timeout_seconds", |it| it.idle_timeout_seconds = -1),
             ("env", |it| {
                 it.env = HashMap::from([("A=B".into(), String::new())])
+            }),
+            ("HANDLER_FOLDER", |it| {
+                it.env = HashMap::from([("HANDLER_FOLDER".into(), "../x".into())])
+            }),
+            ("HANDLER_MODULE_NAME", |it| {
+                it.env = HashMap::from([("HANDLER_MODULE_NAME".into(), "x".repeat(512))])
             }),
         ];
         for (field, change) in cases {
@@ -297,33 +337,36 @@ mod tests {
         }
     }
 
+    fn read(wire: InvokeFunctionRequest, longest: Duration) -> Result<Invoke, Failure> {
+        invoke(wire, String::new(), longest, Instant::now())
+    }
+
+    /// C-5.3: 30 s where the caller says nothing, 300 s at most, and never more than
+    /// what the operator allows (C-8.4, `SERVER_CALL_TIMEOUT`).
     #[test]
     fn a_deadline_is_never_unlimited_and_an_id_is_always_there() {
-        let now = Instant::now();
-        let read = invoke(call(), String::new(), now).unwrap();
-        assert_eq!(read.deadline, now + limits::DEFAULT_TIMEOUT);
-        assert!(read.invocation_id.as_str().starts_with("inv_"));
-        let long = InvokeFunctionRequest {
+        let plain = read(call(), limits::MAX_TIMEOUT).unwrap();
+        assert_eq!(plain.timeout, limits::DEFAULT_TIMEOUT);
+        assert!(plain.invocation_id.as_str().starts_with("inv_"));
+        let long = || InvokeFunctionRequest {
             timeout_millis: i64::MAX,
             invocation_id: "mine".into(),
             ..call()
         };
-        let read = invoke(long, String::new(), now).unwrap();
+        let patient = read(long(), limits::MAX_TIMEOUT).unwrap();
         assert_eq!(
-            (read.deadline, read.invocation_id.as_str()),
-            (now + limits::MAX_TIMEOUT, "mine")
+            (patient.timeout, patient.invocation_id.as_str()),
+            (limits::MAX_TIMEOUT, "mine")
         );
-        assert!(
-            invoke(
-                InvokeFunctionRequest {
-                    timeout_millis: -1,
-                    ..call()
-                },
-                String::new(),
-                now
-            )
-            .is_err()
-        );
+        let allowed = Duration::from_secs(9);
+        for wish in [call(), long()] {
+            assert_eq!(read(wish, allowed).unwrap().timeout, allowed);
+        }
+        let negative = InvokeFunctionRequest {
+            timeout_millis: -1,
+            ..call()
+        };
+        assert!(read(negative, allowed).is_err());
     }
 
     #[test]
@@ -332,8 +375,8 @@ mod tests {
             input: vec![b' '; bytes].into(),
             ..call()
         };
-        assert!(invoke(sized(1_048_576), String::new(), Instant::now()).is_ok());
-        assert!(invoke(sized(1_048_577), String::new(), Instant::now()).is_err());
+        assert!(read(sized(1_048_576), limits::MAX_TIMEOUT).is_ok());
+        assert!(read(sized(1_048_577), limits::MAX_TIMEOUT).is_err());
     }
 
     #[test]

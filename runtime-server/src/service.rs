@@ -1,6 +1,6 @@
 //! The two gRPC services: messages in, [`Functions`] asked, messages out.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use kruntimes_proto::{
     executor::{
@@ -27,15 +27,18 @@ const TRACEPARENT_BYTES: usize = 128;
 pub struct FunctionService {
     functions: Functions,
     workspace: Arc<PathBuf>,
+    longest_call: Duration,
 }
 
 impl FunctionService {
-    /// Serves `functions` whose working directories lie beneath `workspace`.
+    /// Serves `functions` whose working directories lie beneath `workspace`, and whose
+    /// calls take at most `longest_call`.
     #[must_use]
-    pub fn new(functions: Functions, workspace: PathBuf) -> Self {
+    pub fn new(functions: Functions, workspace: PathBuf, longest_call: Duration) -> Self {
         Self {
             functions,
             workspace: Arc::new(workspace),
+            longest_call,
         }
     }
 }
@@ -47,13 +50,18 @@ impl FunctionRuntime for FunctionService {
         request: Request<wire::RegisterFunctionRequest>,
     ) -> Result<Response<wire::RegisterFunctionResponse>, Status> {
         let mut wish = request::register(request.into_inner()).map_err(refuse)?;
-        let (path, workspace) = (wish.working_dir, Arc::clone(&self.workspace));
-        let checked = tokio::task::spawn_blocking(move || request::working_dir(&path, &workspace)).await;
-        wish.working_dir = checked
+        let workspace = Arc::clone(&self.workspace);
+        let checked = tokio::task::spawn_blocking(move || {
+            wish.working_dir = request::working_dir(&wish.working_dir, &workspace)?;
+            let folder = request::folder(&wish.handler.folder, &wish.working_dir)?;
+            Ok::<_, Failure>((wish, folder))
+        });
+        let (wish, folder) = checked
+            .await
             .unwrap_or_else(|error| Err(Failure::new(Reason::RuntimeServerError, error.to_string())))
             .map_err(refuse)?;
         let run_uid = wish.run_uid.clone();
-        let (id, state) = self.functions.register(wish).await.map_err(refuse)?;
+        let (id, state) = self.functions.register(wish, folder).await.map_err(refuse)?;
         Ok(Response::new(wire::RegisterFunctionResponse {
             registration: echo(Reference { run_uid, id }),
             state: wire_state(state).into(),
@@ -81,7 +89,8 @@ impl FunctionRuntime for FunctionService {
     ) -> Result<Response<wire::InvokeFunctionResponse>, Status> {
         let now = Instant::now();
         let traceparent = traceparent(request.metadata());
-        let wish = request::invoke(request.into_inner(), traceparent, now).map_err(refuse)?;
+        let wish =
+            request::invoke(request.into_inner(), traceparent, self.longest_call, now).map_err(refuse)?;
         let (function, invocation_id) = (wish.function.clone(), wish.invocation_id.as_str().to_owned());
         let answer = self.functions.invoke(wish).await.map_err(refuse)?;
         let mut response = Response::new(wire::InvokeFunctionResponse {

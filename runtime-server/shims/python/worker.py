@@ -1,6 +1,6 @@
 """The other end of the frames: one warm Python process per registration.
 
-    python worker.py MODULE FUNCTION SDK_DIRECTORY
+    python worker.py MODULE FUNCTION FOLDER SDK_DIRECTORY
 
 Standard input is a socket to the server (u32 big-endian length, u8 type, payload).
 It is moved away before the user's code is imported, so whatever that code prints
@@ -69,6 +69,11 @@ class Wire:
                 parts[0] = parts[0][count:]
 
 
+# What the SDK may know of the running call: a module, so that it is found from whatever imports it.
+current = sys.modules["_kruntimes_call"] = type(sys)("_kruntimes_call")
+current.traceparent, current.end = "", None
+
+
 class Context:
     """What a handler may know about its call (C-8.2)."""
 
@@ -78,6 +83,9 @@ class Context:
         self.invocation_id = invocation_id
         self.traceparent = traceparent
         self._end = end
+
+    def __repr__(self):
+        return f"Context(invocation_id={self.invocation_id!r}, remaining={self.remaining:.3f})"
 
     @property
     def remaining(self):
@@ -112,7 +120,10 @@ class Context:
 
     @property
     def run_labels(self):
-        return os.environ.get("FUNC_LABELS", "")
+        """The Run's labels as a map; changing it changes nothing else."""
+        import json
+
+        return json.loads(os.environ.get("FUNC_LABELS") or "{}")
 
     @property
     def runtime(self):
@@ -127,18 +138,36 @@ class InvalidOutput(Exception):
     """What the handler returned cannot be sent; the text names the type."""
 
 
+def to_bytes(text):
+    # Lone surrogates become escapes: no JSON reader takes them. Not text.encode, which a subclass may replace.
+    return str.encode(text, "utf-8", "backslashreplace")
+
+
 def clip(text, limit):
-    raw = text.encode("utf-8", "backslashreplace")
+    raw = to_bytes(text)
     if len(raw) <= limit:
         return raw.decode("utf-8")
     return raw[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
+def clip_front(text, limit):
+    """The end of a traceback says most."""
+    raw = to_bytes(text)
+    if len(raw) <= limit:
+        return raw.decode("utf-8")
+    return "…" + raw[3 - limit :].decode("utf-8", "ignore")
+
+
+def name_of(kind):
+    """The name of a class, which its metaclass cannot hide."""
+    return type.__dict__["__name__"].__get__(kind)
 
 
 def trouble(error, frames_to_skip=1):
     """An exception as the JSON of a frame, bounded, whatever the exception does."""
     import json
 
-    kind = type(error).__name__
+    kind = name_of(type(error))
     try:
         message = str(error)
     except BaseException:  # noqa: B036 - the user's __str__ may raise anything
@@ -155,11 +184,6 @@ def trouble(error, frames_to_skip=1):
     return json.dumps(
         {"type": clip(kind, 256), "message": clip(message, MAX_MESSAGE), "trace": clip_front(text, MAX_TRACE)}
     ).encode("ascii")
-
-
-def clip_front(text, limit):
-    """The end of a traceback says most."""
-    return text if len(text) <= limit else "…" + text[-limit:]
 
 
 def load(module_name, function_name):
@@ -203,6 +227,24 @@ def takes_context(handler, name):
     return len(positional) >= 2 or any_number
 
 
+def to_bytes_strictly(text):
+    return str.encode(text, "utf-8")
+
+
+def json_error(kind, error):
+    """What Python's own JSON encoder says, in our words."""
+    text = str(error) if type(error) in (TypeError, ValueError) else ""
+    if text.startswith("keys must be str, int, float, bool or None, not "):
+        return f"{kind} with a key of type {clip(text.rpartition(' ')[2], 256)}"
+    if text.startswith("Circular reference"):
+        return f"{kind} that holds itself"
+    if text.startswith("Out of range float"):
+        return "float that is NaN or infinite"
+    if text.startswith("Exceeds the limit") and "digits" in text:
+        return "int with too many digits"
+    return f"{kind} ({name_of(type(error))})"
+
+
 class Caller:
     """Calls the handler and turns whatever happens into one frame."""
 
@@ -212,8 +254,13 @@ class Caller:
         def no_constant(word):
             raise ValueError(f"{word} is no JSON")
 
+        def no_default(value):
+            raise InvalidOutput(name_of(type(value)))
+
         self.decode = json.JSONDecoder(parse_constant=no_constant).decode
-        self.encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+        self.encode = json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=no_default
+        ).encode
         self.handler = handler
         self.with_context = with_context
         self.loop = None
@@ -232,6 +279,7 @@ class Caller:
         except (ValueError, RecursionError) as error:
             return ERROR, ERROR_HEAD.pack(call, 0, INVALID_INPUT), trouble(error)
         payload.release()
+        current.traceparent, current.end = traceparent, end
         begin = time.perf_counter_ns()
         try:
             if self.with_context:
@@ -254,6 +302,9 @@ class Caller:
             body, content_type, outputs = self.output(value)
         except InvalidOutput as error:
             return ERROR, ERROR_HEAD.pack(call, took, INVALID_OUTPUT), trouble(error)
+        except Exception as error:  # what was returned is the user's own, and so are its attributes
+            refused = InvalidOutput(f"{name_of(type(value))} cannot be read ({name_of(type(error))})")
+            return ERROR, ERROR_HEAD.pack(call, took, INVALID_OUTPUT), trouble(refused)
         head = RESULT_HEAD.pack(call, took, len(content_type), len(outputs))
         return RESULT, head, content_type, outputs, body
 
@@ -273,7 +324,10 @@ class Caller:
         outputs = b""
         sdk = sys.modules.get("kruntimes_function")
         if sdk is not None and isinstance(value, sdk.Response):
-            body, content_type = value.body, value.content_type.encode("utf-8", "backslashreplace")[:1024]
+            # Both may have been replaced since the Response was made.
+            if type(value.body) is not bytes or type(value.content_type) is not str:
+                raise InvalidOutput("body of a Response must be bytes and its content_type str")
+            body, content_type = value.body, to_bytes(value.content_type)[:1024]
         else:
             body, content_type = self.to_json(value), b"application/json"
             if type(value) is dict and "outputs" in value:
@@ -284,34 +338,28 @@ class Caller:
 
     def outputs(self, value):
         if not isinstance(value, dict):
-            raise InvalidOutput(f"`outputs` must be a map of strings, not {type(value).__name__}")
+            raise InvalidOutput(f"`outputs` must be a map of strings, not {name_of(type(value))}")
         for key, item in value.items():
             if not isinstance(key, str) or not isinstance(item, str):
                 wrong = key if not isinstance(key, str) else item
-                raise InvalidOutput(f"`outputs` must be a map of strings; it holds {type(wrong).__name__}")
+                raise InvalidOutput(f"`outputs` must be a map of strings; it holds {name_of(type(wrong))}")
         return self.to_json(value)
 
     def to_json(self, value):
+        """JSON, or a refusal that names the type. Texts of exceptions stay out of it: they may be the user's own."""
+        kind = name_of(type(value))
         try:
-            return self.encode(value).encode("utf-8")
+            return to_bytes_strictly(self.encode(value))
+        except InvalidOutput as error:
+            why = str(error)
         except UnicodeEncodeError:
             why = "str with a lone surrogate"
         except RecursionError:
-            why = f"{type(value).__name__} that is nested too deeply"
-        except TypeError as error:
-            why = f"{type(value).__name__}: {error}"
-        except ValueError as error:
-            text = str(error)
-            if "ircular" in text:
-                why = f"{type(value).__name__} that holds itself"
-            elif "float" in text:
-                why = "float that is NaN or infinite"
-            elif "digits" in text:
-                why = "int with too many digits"
-            else:
-                why = type(value).__name__
+            why = f"{kind} that is nested too deeply"
+        except (TypeError, ValueError) as error:
+            why = json_error(kind, error)
         except Exception as error:  # the user's own subclasses may raise anything
-            why = f"{type(value).__name__} ({type(error).__name__})"
+            why = f"{kind} ({name_of(type(error))})"
         raise InvalidOutput(f"JSON cannot encode this output: {why}")
 
     def flush(self):
@@ -336,10 +384,10 @@ def take_wire():
 
 
 def main():
-    module_name, function_name, sdk = sys.argv[1:4]
+    module_name, function_name, folder, sdk = sys.argv[1:5]
     wire = take_wire()
     sys.argv = [module_name]
-    sys.path[0] = os.getcwd()
+    sys.path[0] = folder
     sys.path.append(sdk)
     sys.stdout.reconfigure(line_buffering=True)
     try:

@@ -66,6 +66,9 @@ impl Adapter for Bash {
 
     fn program(&self, function: &Function) -> Result<Program, String> {
         let (file, name) = split(&function.handler)?;
+        // The shell starts in the working directory, whatever folder the file is in.
+        let folder = function.folder.strip_prefix(&function.working_dir);
+        let file = folder.unwrap_or_else(|_| Path::new("")).join(file);
         Ok(Program {
             program: self.shell.clone(),
             // -p: the environment must not bring functions, options or a start-up
@@ -79,6 +82,10 @@ impl Adapter for Bash {
 
     fn trial(&self) -> Vec<std::ffi::OsString> {
         vec!["-p".into(), "-c".into(), "mapfile -t words <<<word".into()]
+    }
+
+    fn source_file(&self, module: &str) -> PathBuf {
+        PathBuf::from(module.replace('.', "/") + ".sh")
     }
 }
 

@@ -13,7 +13,29 @@ use super::{Adapter, Function, Program};
 use crate::worker::wire::Speech;
 
 const SHIM: &str = include_str!("../../shims/python/worker.py");
-const SDK: &str = include_str!("../../shims/python/kruntimes_function/__init__.py");
+/// The package that functions may import.
+const SDK: [(&str, &str); 5] = [
+    (
+        "__init__.py",
+        include_str!("../../shims/python/kruntimes_function/__init__.py"),
+    ),
+    (
+        "_events.py",
+        include_str!("../../shims/python/kruntimes_function/_events.py"),
+    ),
+    (
+        "_http.py",
+        include_str!("../../shims/python/kruntimes_function/_http.py"),
+    ),
+    (
+        "_opentelemetry.py",
+        include_str!("../../shims/python/kruntimes_function/_opentelemetry.py"),
+    ),
+    (
+        "_trace.py",
+        include_str!("../../shims/python/kruntimes_function/_trace.py"),
+    ),
+];
 
 /// Tells where the interpreter really is: a version manager's wrapper costs a shell
 /// for every start.
@@ -57,8 +79,9 @@ impl Python {
         let package = sdk.join("kruntimes_function");
         fs::create_dir_all(&package).with_context(|| format!("create {}", package.display()))?;
         let shim = directory.join("worker.py");
-        for (path, text) in [(&shim, SHIM), (&package.join("__init__.py"), SDK)] {
-            fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+        let sdk_files = SDK.map(|(name, text)| (package.join(name), text));
+        for (path, text) in sdk_files.into_iter().chain([(shim.clone(), SHIM)]) {
+            fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
         }
         Ok(Self {
             interpreter: PathBuf::from(interpreter),
@@ -82,6 +105,7 @@ impl Adapter for Python {
                 self.shim.clone().into(),
                 OsString::from(module),
                 OsString::from(name),
+                function.folder.clone().into(),
                 self.sdk.clone().into(),
             ],
             speech: Speech::Frames,
@@ -94,6 +118,10 @@ impl Adapter for Python {
 
     fn trial(&self) -> Vec<OsString> {
         vec!["-c".into(), "import json".into()]
+    }
+
+    fn source_file(&self, module: &str) -> PathBuf {
+        PathBuf::from(module.replace('.', "/") + ".py")
     }
 }
 

@@ -1,6 +1,8 @@
 //! The callers' side of a supervisor: one call at a time, the wish to end, and what is
 //! promised to a call that waits while there is no worker.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use kruntimes_proto::{
     failure::{Dispatched, Failure, Reason},
@@ -22,6 +24,8 @@ pub struct Call {
     pub traceparent: String,
     /// The JSON input.
     pub input: Bytes,
+    /// How long it may take.
+    pub timeout: Duration,
     /// When it must have ended.
     pub deadline: Instant,
     /// The only slot of its function; free when this drops.

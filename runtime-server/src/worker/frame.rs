@@ -16,6 +16,13 @@ pub const HEADER_BYTES: usize = 5;
 /// every character escaped in JSON, and room for the fixed part.
 pub const MAX_PAYLOAD_BYTES: usize = limits::OUTPUT_BYTES + 6 * limits::OUTPUTS_TOTAL_BYTES + 16 * 1024;
 
+/// Longest parts of a [`Trouble`] that are kept, bytes.
+const KIND_BYTES: usize = 256;
+const MESSAGE_BYTES: usize = 4 * 1024;
+const TRACE_BYTES: usize = 16 * 1024;
+/// Longest version of a language that is kept, bytes.
+const VERSION_BYTES: usize = 64;
+
 const READY: u8 = 1;
 const FAILED: u8 = 2;
 const INVOKE: u8 = 3;
@@ -74,8 +81,8 @@ pub enum ErrorKind {
     InvalidInput,
 }
 
-/// An error as the worker's language tells it. All three are bounded by the shim
-/// and by the frame, and meant for people.
+/// An error as the worker's language tells it, for people. All three are cut when they
+/// are parsed, because they go to the log, and the worker may say what it likes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(default)]
 pub struct Trouble {
@@ -166,7 +173,7 @@ pub fn take(buffer: &mut BytesMut) -> Result<Option<Frame>, Malformed> {
 fn parse(kind: u8, mut payload: Bytes) -> Result<Frame, Malformed> {
     match kind {
         READY => Ok(Frame::Ready {
-            version: String::from_utf8_lossy(&payload).into_owned(),
+            version: limits::clip(&String::from_utf8_lossy(&payload), VERSION_BYTES),
         }),
         FAILED => trouble("failed", &payload).map(Frame::Failed),
         RESULT => {
@@ -218,7 +225,25 @@ fn need(payload: &Bytes, bytes: usize, what: &'static str) -> Result<(), Malform
 }
 
 fn trouble(what: &'static str, json: &[u8]) -> Result<Trouble, Malformed> {
-    serde_json::from_slice(json).map_err(|_| Malformed::Unreadable(what))
+    let said: Trouble = serde_json::from_slice(json).map_err(|_| Malformed::Unreadable(what))?;
+    Ok(Trouble {
+        kind: limits::clip(&said.kind, KIND_BYTES),
+        message: limits::clip(&said.message, MESSAGE_BYTES),
+        trace: clip_front(&said.trace, TRACE_BYTES),
+    })
+}
+
+/// Keeps the end of a text, which says most in a traceback.
+fn clip_front(text: &str, max: usize) -> String {
+    const MARK: &str = "…";
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    let mut start = text.len() - max + MARK.len();
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    format!("{MARK}{}", &text[start..])
 }
 
 #[cfg(test)]
@@ -279,6 +304,31 @@ mod tests {
             take(&mut frame(FAILED, b"not json")),
             Err(Malformed::Unreadable("failed"))
         );
+    }
+
+    /// C-8.6: whatever a worker says, what reaches the log and the caller is bounded.
+    #[test]
+    fn everything_a_worker_says_in_words_is_cut() {
+        let long = "é".repeat(200_000);
+        let words = serde_json::json!({ "type": long, "message": long, "trace": format!("{long}the end") });
+        let words = words.to_string();
+        let error = [&[0_u8; 16][..], &[1], words.as_bytes()].concat();
+        let troubles =
+            [(FAILED, words.as_bytes().to_vec()), (ERROR, error)].map(|(kind, payload)| {
+                match take(&mut frame(kind, &payload)) {
+                    Ok(Some(Frame::Failed(trouble))) => trouble,
+                    Ok(Some(Frame::Error(error))) => error.trouble,
+                    other => panic!("{other:?}"),
+                }
+            });
+        for trouble in troubles {
+            assert!(trouble.kind.len() <= KIND_BYTES && trouble.message.len() <= MESSAGE_BYTES);
+            assert!(trouble.trace.len() <= TRACE_BYTES && trouble.trace.ends_with("the end"));
+        }
+        let Ok(Some(Frame::Ready { version })) = take(&mut frame(READY, long.as_bytes())) else {
+            panic!("not ready")
+        };
+        assert!(version.len() <= VERSION_BYTES);
     }
 
     #[test]

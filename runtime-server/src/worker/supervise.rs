@@ -277,7 +277,7 @@ impl Supervisor {
             End::Deadline => (
                 Err(Failure::new(
                     Reason::DeadlineExceeded,
-                    "the function did not end in time",
+                    format!("the function did not end within {:?}", call.timeout),
                 )),
                 false,
             ),

@@ -7,6 +7,7 @@ use tonic::Request;
 
 use crate::harness::{PATIENCE, Server, appears, failure};
 
+/// C-8.1, C-8.2.
 #[tokio::test]
 async fn a_handler_gets_the_event_and_its_value_is_the_answer() {
     let server = Server::start().await;
@@ -43,6 +44,7 @@ async fn a_handler_gets_the_event_and_its_value_is_the_answer() {
     assert!(!unnamed.invocation_id.is_empty() && unnamed.invocation_id.len() <= 128);
 }
 
+/// C-8.2.
 #[tokio::test]
 async fn an_empty_input_is_null_and_a_bad_one_never_reaches_the_handler() {
     let server = Server::start().await;
@@ -77,6 +79,7 @@ async fn an_empty_input_is_null_and_a_bad_one_never_reaches_the_handler() {
     );
 }
 
+/// C-8.1.
 #[tokio::test]
 async fn async_handlers_are_awaited_and_one_argument_is_enough() {
     let server = Server::start().await;
@@ -91,13 +94,109 @@ async fn async_handlers_are_awaited_and_one_argument_is_enough() {
     );
 }
 
+/// C-8.1: each form of a handler that takes one or two positional arguments.
+#[tokio::test]
+async fn a_handler_may_take_the_context_or_not_in_any_form() {
+    let server = Server::start().await;
+    let two = r#"["i",1]"#;
+    let cases = [
+        ("handler = lambda event: event", "1"),
+        (
+            "def handler(event, context=None):\n    return [context.invocation_id, event]",
+            two,
+        ),
+        (
+            "def handler(*args):\n    return [args[1].invocation_id, args[0]]",
+            two,
+        ),
+        (
+            "def handler(event, context, extra=3):\n    return [context.invocation_id, event]",
+            two,
+        ),
+        ("def handler(event, *, option=2):\n    return event", "1"),
+        (
+            "import functools\ndef inner(option, event, context):\n    return [context.invocation_id, event]\n\
+             handler = functools.partial(inner, 'x')",
+            two,
+        ),
+        (
+            "class Shop:\n    def sell(self, event, context):\n        return [context.invocation_id, event]\n\
+             handler = Shop().sell",
+            two,
+        ),
+    ];
+    for (code, want) in cases {
+        let function = server.function(code).await;
+        let request = InvokeFunctionRequest {
+            invocation_id: "i".into(),
+            ..function.request("1")
+        };
+        let answer = function.send(request).await.expect(code).into_inner();
+        assert_eq!(String::from_utf8_lossy(&answer.output), want, "{code}");
+        function.unregister(true, 0).await.expect("unregister");
+    }
+}
+
+/// C-8.1: what an `async` handler raises, returns late, or leaves running.
+#[tokio::test]
+async fn an_async_handler_fails_and_ends_like_any_other() {
+    let server = Server::start().await;
+    let code = r#"
+import asyncio, os
+async def handler(event):
+    if event == 'raise':
+        raise ValueError('x')
+    if event == 'cancel':
+        raise asyncio.CancelledError
+    if event == 'exit':
+        raise SystemExit(3)
+    if event == 'leave':
+        asyncio.get_running_loop().create_task(asyncio.sleep(1000))
+    if event == 'hang':
+        await asyncio.sleep(1000)
+    return 'alive'
+"#;
+    let function = server.function(code).await;
+    for (event, reason) in [
+        ("raise", Reason::HandlerError),
+        ("cancel", Reason::HandlerError),
+        ("exit", Reason::WorkerExited),
+        ("hang", Reason::DeadlineExceeded),
+    ] {
+        let failure = function
+            .call_within(&format!("\"{event}\""), Duration::from_secs(2))
+            .await
+            .expect_err(event);
+        assert_eq!(failure.reason, reason, "{event}");
+        for next in ["\"leave\"", "1"] {
+            assert_eq!(
+                function.call(next).await.as_deref(),
+                Ok("\"alive\""),
+                "after {event}"
+            );
+        }
+    }
+}
+
+/// C-8.2.
 #[tokio::test]
 async fn a_context_knows_call_run_and_deadline() {
     let server = Server::start().await;
-    let code = "def handler(event, context):\n    return [context.invocation_id, context.run_name, context.run_uid, \
-                context.traceparent, 4 < context.remaining <= 5, context.deadline > 1e9]\n";
+    let code = "def handler(event, context):\n    context.logger.info('from-the-logger')\n    \
+                return [context.invocation_id, context.run_name, context.run_namespace, context.run_uid, \
+                context.run_labels, context.runtime, context.traceparent, 4 < context.remaining <= 5, context.deadline > 1e9]\n";
     let mut source = server.source(&[("main.py", code)]);
-    source.env = vec![("FUNC_NAME".into(), "hello".into())];
+    source.env = [
+        ("FUNC_NAME", "hello"),
+        ("FUNC_NAMESPACE", "demo"),
+        (
+            "FUNC_LABELS",
+            r#"{"team":"a","app.kubernetes.io/name":"","x":"y"}"#,
+        ),
+        ("FUNC_RUNTIME", "python"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec();
     let function = server.ready(&source).await;
     let body = InvokeFunctionRequest {
         invocation_id: "i".into(),
@@ -116,42 +215,21 @@ async fn a_context_knows_call_run_and_deadline() {
         .await
         .expect("answer")
         .into_inner();
-    let want = format!(r#"["i","hello","{}","{trace}",true,true]"#, source.run_uid);
-    assert_eq!(String::from_utf8_lossy(&answer.output), want);
-}
-
-/// C-8.4: the registration's environment arrives, the server's own does not leak.
-#[tokio::test]
-async fn a_function_sees_its_environment_and_not_the_servers() {
-    let server = Server::with(&[], &[("SECRET_OF_SERVER", "x"), ("TZ", "UTC")]).await;
-    let code = "import os\ndef handler(event):\n    return {k: v for k, v in os.environ.items() if k.startswith(event) or not event}\n";
-    let mut source = server.source(&[("main.py", code)]);
-    source.env = [
-        ("FUNC_NAME", "f"),
-        ("SERVER_CALL_TIMEOUT", "9"),
-        ("HANDLER_FOLDER", "/x"),
-        ("Ä", "ö=\n"),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .to_vec();
-    let function = server.ready(&source).await;
-    assert_eq!(function.call("\"SECRET\"").await.as_deref(), Ok("{}"));
-    assert_eq!(
-        function.call("\"FUNC_\"").await.as_deref(),
-        Ok(r#"{"FUNC_NAME":"f"}"#)
+    let want = format!(
+        r#"["i","hello","demo","{}",{{"team":"a","app.kubernetes.io/name":"","x":"y"}},"python","{trace}",true,true]"#,
+        source.run_uid
     );
-    assert_eq!(function.call("\"Ä\"").await.as_deref(), Ok(r#"{"Ä":"ö=\n"}"#));
-    let all = function.call("\"\"").await.expect("all");
-    for name in [
-        "SERVER_CALL_TIMEOUT",
-        "HANDLER_FOLDER",
-        "TZ",
-        "PATH",
-        "TMPDIR",
-        "KRUNTIME_RUN_UID",
-    ] {
-        assert!(all.contains(&format!("\"{name}\":")), "{name} in {all}");
-    }
+    assert_eq!(String::from_utf8_lossy(&answer.output), want);
+    server.log.wait_for(&["from-the-logger", &source.run_uid]).await;
+    assert_eq!(
+        server
+            .function("def handler(event, context):\n    return context.run_labels\n")
+            .await
+            .call("1")
+            .await
+            .as_deref(),
+        Ok("{}")
+    );
 }
 
 /// C-5.3: one call in flight, no queue.
@@ -183,6 +261,7 @@ async fn a_second_call_is_busy_and_learns_how_long() {
     );
 }
 
+/// C-5.2.
 #[tokio::test]
 async fn activity_moves_with_calls_and_not_with_polls_or_refusals() {
     let server = Server::start().await;
@@ -206,6 +285,7 @@ async fn activity_moves_with_calls_and_not_with_polls_or_refusals() {
     );
 }
 
+/// C-5.5.
 #[tokio::test]
 async fn what_a_handler_raises_is_hidden_unless_the_operator_shows_it() {
     let code = "def handler(event):\n    raise KeyError('secret-word')\n";
@@ -238,7 +318,7 @@ async fn what_a_handler_raises_is_hidden_unless_the_operator_shows_it() {
     );
 }
 
-/// Scenario 67: nothing that is printed can be taken for the result.
+/// Scenario 67, C-8.6: nothing that is printed can be taken for the result.
 #[tokio::test]
 async fn printed_text_goes_to_the_log_with_the_invocation() {
     let server = Server::start().await;
@@ -268,7 +348,7 @@ def handler(event):
     assert!(function.call("1").await.is_ok());
 }
 
-/// Scenario 76: nobody blocks on output that nobody reads, and the log is bounded.
+/// Scenario 76, C-8.6: nobody blocks on output that nobody reads, and the log is bounded.
 #[tokio::test]
 async fn floods_of_text_are_cut_and_the_result_is_intact() {
     let server = Server::start().await;
@@ -306,7 +386,7 @@ async fn a_large_input_that_nobody_reads_is_no_error() {
     }
 }
 
-/// Scenario 68: equal module names, different functions.
+/// Scenario 68, C-8.7: equal module names, different functions.
 #[tokio::test]
 async fn two_functions_with_the_same_module_names_run_their_own_code() {
     let server = Server::start().await;
@@ -341,4 +421,71 @@ async fn two_functions_with_the_same_module_names_run_their_own_code() {
     assert_eq!(again.call("1").await.as_deref(), Ok("\"new\""));
     assert_eq!(functions[1].call("1").await.as_deref(), Ok("\"two\""));
     assert!(!again.file("__pycache__").exists());
+}
+
+/// Scenario 80: a name, a text or a traceback that no protocol likes is delivered, and
+/// bounded wherever it goes.
+#[tokio::test]
+async fn any_error_can_be_told() {
+    let server = Server::with(&[], &[("SERVER_EXPOSE_ERRORS", "true")]).await;
+    let code = r#"
+class Hidden(type):
+    __name__ = property(lambda self: 1 / 0)
+class Odd(Exception, metaclass=Hidden):
+    def __str__(self):
+        raise RuntimeError('no text')
+class Text(str):
+    def encode(self, *args):
+        raise RuntimeError('no bytes')
+class Strange(Exception):
+    def __str__(self):
+        return Text('strange-text')
+def deep(depth):
+    try:
+        raise ValueError('link')
+    except ValueError as error:
+        if depth:
+            deep(depth - 1)
+        raise KeyError('last-link') from error
+ERRORS = {
+    'newline': ValueError('one\ntwo\r\n\x00three'), 'emoji': ValueError('\U0001f389' * 10), 'long': ValueError('y' * 1_000_000),
+    'surrogate': ValueError('left \ud800 right'), 'odd': Odd(), 'strange': Strange(), 'name': type('N' * 100_000, (Exception,), {})('x'),
+    'group': None, 'interrupt': KeyboardInterrupt('stop'), 'generator': GeneratorExit('bye'),
+}
+def handler(event):
+    if event == 'chain':
+        deep(200)
+    if event == 'recursion':
+        return handler(event)
+    raise ERRORS[event] or TypeError('none')
+"#;
+    let function = server.function(code).await;
+    for (event, told) in [
+        ("newline", "two"),
+        ("emoji", "🎉"),
+        ("long", "yyy"),
+        ("surrogate", "left \\ud800 right"),
+        ("odd", "Odd"),
+        ("strange", "strange-text"),
+        ("name", "NNN"),
+        ("group", "TypeError"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("generator", "GeneratorExit"),
+        ("chain", "last-link"),
+        ("recursion", "RecursionError"),
+    ] {
+        let failure = function.call(&format!("\"{event}\"")).await.expect_err(event);
+        assert_eq!(failure.reason, Reason::HandlerError, "{event}: {failure}");
+        assert!(failure.detail.contains(told), "{event}: {}", failure.detail);
+        assert!(failure.detail.len() <= 1024, "{event}");
+    }
+    let longest = server.log.lines().iter().map(String::len).max();
+    assert!(longest < Some(20 * 1024), "a log line of {longest:?} bytes");
+    let starts = server
+        .log
+        .lines()
+        .iter()
+        .filter(|line| line.contains("function loaded"))
+        .count();
+    assert_eq!(starts, 1, "the same worker told all");
 }

@@ -10,7 +10,7 @@ use nix::{sys::signal::kill, unistd::Pid};
 
 use crate::harness::{Server, appears, failure, processes};
 
-/// Scenario 69: whatever the handler does to its process, the call fails, the next one
+/// Scenario 69, C-5.6: whatever the handler does to its process, the call fails, the next one
 /// works, and the neighbour does not notice.
 #[tokio::test]
 async fn a_dead_worker_costs_its_call_and_nothing_else() {
@@ -66,6 +66,7 @@ def handler(event):
     }
 }
 
+/// Scenario 69.
 #[tokio::test]
 async fn a_handler_that_closes_descriptors_or_exits_in_a_thread_harms_nobody() {
     let server = Server::start().await;
@@ -121,7 +122,7 @@ def handler(event):
     }
 }
 
-/// Scenario 70: after a timeout no process of the call is left, however it hid.
+/// Scenario 70, C-8.6: after a timeout no process of the call is left, however it hid.
 #[tokio::test]
 async fn a_timed_out_call_leaves_no_process() {
     let server = Server::start().await;
@@ -171,7 +172,7 @@ def handler(event):
     assert_eq!(processes(server.pid(), &mark), Vec::<String>::new());
 }
 
-/// Scenario 39: a late answer never reaches the next caller.
+/// Scenario 39, C-8.6: a late answer never reaches the next caller.
 #[tokio::test]
 async fn a_late_answer_is_never_the_next_callers() {
     let server = Server::start().await;
@@ -219,6 +220,7 @@ async fn a_call_whose_caller_is_gone_is_ended() {
     );
 }
 
+/// C-3.8.
 #[tokio::test]
 async fn a_call_may_be_left_to_finish_without_its_caller() {
     let server = Server::with(&[], &[("SERVER_ON_CALLER_GONE", "Finish")]).await;
@@ -241,6 +243,44 @@ async fn a_call_may_be_left_to_finish_without_its_caller() {
         Ok("\"B\""),
         "the abandoned answer went nowhere"
     );
+}
+
+/// Scenario 91: killed from outside, as for lack of memory, alone or with its group, while
+/// a neighbour is at work. The answer says so, and the next call waits for the new worker.
+#[tokio::test]
+async fn a_killed_worker_is_told_of_and_its_neighbour_works_on() {
+    let server = Server::start().await;
+    let code = "import os, time\ndef handler(event):\n    if event == 'wait':\n        open('pid', 'w').write(str(os.getpid()))\n        \
+                while not os.path.exists('go'): time.sleep(0.002)\n    return event\n";
+    let (function, neighbour) = (server.function(code).await, server.function(code).await);
+    let wait = |function: &crate::harness::Function| {
+        let function = function.clone();
+        tokio::spawn(async move { function.call("\"wait\"").await })
+    };
+    let working = wait(&neighbour);
+    appears(&neighbour.file("pid")).await;
+    for group in [false, true] {
+        let killed = wait(&function);
+        let pid: i32 = appears(&function.file("pid")).await.parse().expect("pid");
+        let target = if group { -pid } else { pid };
+        kill(Pid::from_raw(target), nix::sys::signal::Signal::SIGKILL).expect("kill");
+        let next = function.call("1");
+        let failure = killed.await.expect("join").expect_err("killed");
+        assert_eq!(
+            (failure.reason, failure.dispatched),
+            (Reason::WorkerExited, Dispatched::Yes)
+        );
+        assert!(failure.detail.contains("killed by SIGKILL"), "{}", failure.detail);
+        assert_eq!(function.status().await.expect("status").state(), State::Ready);
+        match next.await {
+            Ok(answer) => assert_eq!(answer, "1"),
+            Err(failure) => assert_eq!(failure.reason, Reason::Busy, "sent before the death was seen"),
+        }
+        assert_eq!(function.call("2").await.as_deref(), Ok("2"));
+        std::fs::remove_file(function.file("pid")).expect("remove");
+    }
+    std::fs::write(neighbour.file("go"), "x").expect("go");
+    assert_eq!(working.await.expect("join").as_deref(), Ok("\"wait\""));
 }
 
 /// C-5.6: the call after a death waits for the new worker within its own deadline.
@@ -300,6 +340,7 @@ def handler(event):
     function.unregister(false, 0).await.expect("unregister");
 }
 
+/// Scenario 36.
 #[tokio::test]
 async fn a_deadline_that_fires_with_the_answer_gives_one_of_both_and_a_free_slot() {
     let server = Server::start().await;

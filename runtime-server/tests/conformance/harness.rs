@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -40,10 +40,12 @@ pub(crate) struct Server {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) channel: Channel,
     pub(crate) log: Log,
+    /// What it says on standard output: the lines of C-8.5.
+    pub(crate) said: Log,
     next: AtomicU32,
 }
 
-/// Lines of the server's standard error.
+/// Lines that the server writes, to standard error unless told otherwise.
 #[derive(Clone)]
 pub(crate) struct Log {
     lines: Arc<Mutex<Vec<String>>>,
@@ -51,12 +53,12 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    fn follow(child: &mut Child) -> Self {
+    fn follow(pipe: Option<impl Read + Send + 'static>) -> Self {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let (tell, count) = watch::channel(0);
-        let (stderr, sink) = (child.stderr.take().expect("stderr is piped"), Arc::clone(&lines));
+        let (pipe, sink) = (pipe.expect("piped"), Arc::clone(&lines));
         std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
                 let mut lines = sink.lock().expect("log");
                 lines.push(line);
                 tell.send_replace(lines.len());
@@ -143,9 +145,10 @@ impl Server {
             .args(flags)
             .envs(env.iter().copied())
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("start the server");
-        let log = Log::follow(&mut child);
+        let (log, said) = (Log::follow(child.stderr.take()), Log::follow(child.stdout.take()));
         let line = log.wait_for(&["serving", "address="]).await;
         let address = line
             .split_once("address=")
@@ -157,6 +160,7 @@ impl Server {
             channel: endpoint.connect_lazy(),
             directory,
             log,
+            said,
             next: AtomicU32::new(1),
         }
     }

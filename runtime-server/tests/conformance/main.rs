@@ -1,5 +1,7 @@
-//! What every language's functions do, tried on the real binary over real gRPC on a
-//! Unix socket (C-5.8). Python first.
+//! What servers and functions do, tried on real processes over real gRPC (C-5.8).
+//!
+//! `protocol` holds for every language and every server, also somebody's own (see
+//! `target`); the other modules try what is special to Python and to our server.
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 #![expect(
@@ -10,8 +12,12 @@
 mod bash;
 mod calls;
 mod deaths;
+mod environment;
 mod harness;
 mod isolation;
 mod outputs;
+mod protocol;
 mod registration;
+mod sdk;
 mod server;
+mod target;

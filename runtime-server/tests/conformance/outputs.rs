@@ -4,6 +4,7 @@ use kruntimes_proto::{executor::InvokeFunctionRequest, failure::Reason};
 
 use crate::harness::Server;
 
+/// C-5.3, scenario 28.
 #[tokio::test]
 async fn an_output_may_have_1_048_576_bytes() {
     let server = Server::start().await;
@@ -25,6 +26,7 @@ async fn an_output_may_have_1_048_576_bytes() {
     );
 }
 
+/// C-5.3.
 #[tokio::test]
 async fn an_input_may_have_1_048_576_bytes() {
     let server = Server::start().await;
@@ -71,11 +73,20 @@ def deep():
         value = [value]
     return value
 class Odd(dict):
+    def __init__(self, error):
+        super().__init__(a=1)
+        self.error = error
     def items(self):
-        raise RuntimeError('odd')
+        raise self.error
+class Hidden(type):
+    __name__ = property(lambda self: 1 / 0)
+class Nameless(metaclass=Hidden):
+    pass
 VALUES = {
     'nan': float('nan'), 'inf': [float('inf')], 'datetime': datetime.datetime.now(), 'bytes': b'x', 'set': {1},
     'decimal': decimal.Decimal(1), 'cycle': cycle(), 'deep': deep(), 'surrogate': '\ud800', 'digits': 10**5000,
+    'odd-type': Odd(TypeError('secret-word')), 'odd-value': Odd(ValueError('secret-word')), 'odd-other': Odd(OSError('secret-word')),
+    'nameless': Nameless(), 'nan-key': {float('nan'): 1}, 'nested-bytes': [{'a': b'secret-word'}],
     'key': {(1, 2): 3}, 'outputs-list': {'outputs': [1]}, 'outputs-number': {'outputs': {'a': 1}}, 'object': object(),
 }
 def handler(event):
@@ -97,11 +108,23 @@ def handler(event):
         ("outputs-list", "list"),
         ("outputs-number", "int"),
         ("object", "object"),
+        ("odd-type", "Odd"),
+        ("odd-value", "Odd"),
+        ("odd-other", "Odd"),
+        ("nameless", "Nameless"),
+        ("nan-key", "float"),
+        ("nested-bytes", "bytes"),
     ];
     for (name, kind) in cases {
         let failure = function.call(&format!("\"{name}\"")).await.expect_err(name);
         assert_eq!(failure.reason, Reason::InvalidOutput, "{name}");
         assert!(failure.detail.contains(kind), "{name}: {}", failure.detail);
+        // C-5.5: an exception's text is nobody's business, nor is what was returned.
+        assert!(
+            !failure.detail.contains("secret-word"),
+            "{name}: {}",
+            failure.detail
+        );
     }
     let starts = server
         .log
@@ -112,6 +135,7 @@ def handler(event):
     assert_eq!(starts, 1, "the same worker answered all");
 }
 
+/// C-8.2.
 #[tokio::test]
 async fn a_response_has_its_own_body_and_type() {
     let server = Server::start().await;
@@ -144,6 +168,44 @@ def handler(event):
         Reason::InvalidOutput,
         "a type cannot split a header"
     );
+}
+
+/// C-8.2: a Response that was changed after it was made is refused, and harms nobody.
+#[tokio::test]
+async fn a_response_that_was_spoilt_is_an_invalid_output() {
+    let server = Server::start().await;
+    let code = r#"
+from kruntimes_function import Response
+class Mine(Response):
+    @property
+    def body(self):
+        raise KeyError('secret-word')
+    @body.setter
+    def body(self, value):
+        pass
+def handler(event):
+    response = Response('text', 'text/plain')
+    if event == 'body': response.body = 'str'
+    if event == 'type': response.content_type = 3
+    if event == 'gone': del response.body
+    if event == 'mine': response = Mine()
+    if event == 'class': response = Response
+    return response
+"#;
+    let function = server.function(code).await;
+    for event in ["body", "type", "gone", "mine", "class"] {
+        let failure = function.call(&format!("\"{event}\"")).await.expect_err(event);
+        assert_eq!(failure.reason, Reason::InvalidOutput, "{event}: {failure}");
+        assert!(!failure.detail.contains("secret-word"), "{}", failure.detail);
+        assert_eq!(function.call("1").await.as_deref(), Ok("text"), "after {event}");
+    }
+    let starts = server
+        .log
+        .lines()
+        .iter()
+        .filter(|line| line.contains("function loaded"))
+        .count();
+    assert_eq!(starts, 1, "the same worker answered all");
 }
 
 /// C-5.4: a top-level `outputs` map travels beside the whole output.

@@ -10,6 +10,7 @@ use crate::harness::{Server, appears, failure, processes};
 
 const ECHO: &str = "def handler(event):\n    return event\n";
 
+/// C-5.7: runtimed asks the first before it offers functions.
 #[tokio::test]
 async fn it_tells_its_health_and_says_what_it_does_not_do() {
     let server = Server::start().await;
@@ -88,6 +89,7 @@ def handler(path):
     function.unregister(true, 0).await.expect("unregister");
 }
 
+/// C-5.1: a TCP address has no guard, and the server says so.
 #[tokio::test]
 async fn a_tcp_address_serves_as_well() {
     let server = Server::with(&["--listen", "tcp://127.0.0.1:0"], &[]).await;
@@ -96,6 +98,56 @@ async fn a_tcp_address_serves_as_well() {
         Ok("[1]")
     );
     server.log.wait_for(&["functions can use the server's API"]).await;
+    let starting = server.said.wait_for(&["Starting"]).await;
+    assert!(starting.contains(" server 127.0.0.1:"), "{starting}");
+}
+
+/// C-8.5: three lines when the server starts, one when a function is registered, each on
+/// a line of its own on standard output and nothing else there.
+#[tokio::test]
+async fn the_four_start_lines_are_printed() {
+    let env = [
+        (
+            "TRACE_COLLECTOR_ENDPOINT",
+            "http://user:secret@collector:4318/v1/traces",
+        ),
+        ("FUNC_RUNTIME", "python314"),
+    ];
+    let server = Server::with(&[], &env).await;
+    let mut source = server.source(&[("src/pkg/mod.py", ECHO)]);
+    source.handler = "pkg.mod.handler".into();
+    source.env = vec![("HANDLER_FOLDER".into(), "src".into())];
+    let function = server.ready(&source).await;
+    server.register(&source).await.expect("the same wish again");
+    let second = server.function(ECHO).await;
+    let socket = server.directory.path().join("run").join("runtime.sock");
+    let path = |file: std::path::PathBuf| file.canonicalize().expect("file").display().to_string();
+    let want = [
+        "Tracing configured with endpoint http://collector:4318/v1/traces".to_owned(),
+        "Publisher Proxy available on address (not set)".to_owned(),
+        format!("Starting python314 server unix://{}", socket.display()),
+        format!(
+            "Importing function sources from {}:handler",
+            path(function.file("src/pkg/mod.py"))
+        ),
+        format!(
+            "Importing function sources from {}:handler",
+            path(second.file("main.py"))
+        ),
+    ];
+    server.said.wait_for(&[&want[4]]).await;
+    assert_eq!(server.said.lines(), want);
+}
+
+/// C-8.4: without `FUNC_RUNTIME` the server names language and version.
+#[tokio::test]
+async fn a_server_knows_its_own_name() {
+    let server = Server::start().await;
+    let line = server.said.wait_for(&["Starting python3"]).await;
+    let name = line.split(' ').nth(1).expect("name");
+    let code = "import os, sys\ndef handler(event):\n    return [os.environ['FUNC_RUNTIME'], 'python%d%d' % sys.version_info[:2]]\n";
+    let answer = server.function(code).await.call("1").await;
+    assert_eq!(answer, Ok(format!(r#"["{name}","{name}"]"#)));
 }
 
 /// C-6.4: SIGTERM waits for the last registration, whatever it takes.
@@ -126,6 +178,7 @@ async fn sigterm_waits_until_the_last_function_is_gone() {
     assert!(processes(pid, &mark).is_empty());
 }
 
+/// C-6.4.
 #[tokio::test]
 async fn sigterm_without_functions_ends_it_and_removes_its_files() {
     let mut server = Server::start().await;
