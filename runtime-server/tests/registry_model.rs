@@ -162,6 +162,7 @@ proptest! {
     }
 }
 
+/// C-3.4.
 #[test]
 fn busy_says_how_long_the_running_call_may_still_take() {
     let start = Instant::now();
@@ -183,6 +184,7 @@ fn busy_says_how_long_the_running_call_may_still_take() {
     assert_eq!(failure.busy_at_most, Some(2 * second));
 }
 
+/// C-5.3.
 #[test]
 fn a_fatal_error_is_bounded() {
     let mut registry = Registry::default();

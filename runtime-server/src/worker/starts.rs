@@ -38,6 +38,7 @@ impl FailedStarts {
 mod tests {
     use super::*;
 
+    /// C-5.6.
     #[test]
     fn three_failed_starts_within_a_minute_are_too_many() {
         let start = Instant::now();

@@ -135,6 +135,36 @@ async fn handler_names_choose_what_runs() {
     }
 }
 
+/// C-8.4, C-8.5: the same names, with the same effect, in Bash.
+#[tokio::test]
+async fn bash_has_the_same_names_and_start_lines() {
+    let server = Server::with(&["--adapter", "bash"], &[("SERVER_CALL_TIMEOUT", "1.5")]).await;
+    let say = |word: &str| {
+        format!(
+            "handler() {{ printf '{word} %s' \"$SERVER_CALL_TIMEOUT $HANDLER_FOLDER $FUNC_RUNTIME\"; }}\nother() {{ sleep 60; }}\n"
+        )
+    };
+    let (root, below) = (say("root"), say("below"));
+    let files = [("main.sh", root.as_str()), ("src/app/named.sh", &below)];
+    let mut plain = server.source(&files);
+    plain.handler = "main.handler".into();
+    let function = server.ready(&plain).await;
+    let starting = server.said.wait_for(&["Starting bash"]).await;
+    let name = starting.split(' ').nth(1).expect("name").to_owned();
+    assert_eq!(function.call("1").await, Ok(format!("root 1.5 / {name}")));
+    let env = [("HANDLER_FOLDER", "src/app"), ("HANDLER_MODULE_NAME", "named")];
+    let function = server.ready(&with(server.source(&files), &env)).await;
+    assert_eq!(function.call("1").await, Ok(format!("below 1.5 /src/app {name}")));
+    server
+        .said
+        .wait_for(&["Importing function sources from ", "/src/app/named.sh:handler"])
+        .await;
+    let env = [("HANDLER_FUNCTION_NAME", "other")];
+    let function = server.ready(&with(server.source(&files), &env)).await;
+    let failure = function.call("1").await.expect_err("too long");
+    assert_eq!(failure.reason, Reason::DeadlineExceeded);
+}
+
 /// C-8.4, C-5.3, scenario 37: no call is longer than the operator allows, and a shorter
 /// wish is a shorter limit; the answer says which.
 #[tokio::test]
