@@ -13,6 +13,8 @@ pub mod cluster;
 pub mod install;
 pub mod kubelet;
 pub mod processes;
+pub mod rules;
 pub mod stack;
+pub mod stage;
 pub mod suite;
 pub mod world;

@@ -340,6 +340,23 @@ fn identities() -> [(&'static str, Vec<PolicyRule>); 3] {
     ]
 }
 
+/// A ServiceAccount with these rights everywhere; its kubeconfig.
+///
+/// # Errors
+/// When Kubernetes refuses one of the objects.
+pub async fn account(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    rules: Vec<PolicyRule>,
+) -> Result<tempfile::NamedTempFile> {
+    grant(&cluster.client, namespace, name, rules).await?;
+    let token = world::token(&cluster.client, namespace, name).await?;
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(file.path(), kubeconfig(cluster, &token)?)?;
+    Ok(file)
+}
+
 async fn grant(client: &Client, system: &str, account: &str, rules: Vec<PolicyRule>) -> Result<()> {
     let meta = |name: String| ObjectMeta {
         name: Some(name),

@@ -10,9 +10,9 @@ use k8s_openapi::api::{
     rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject},
 };
 use kruntimes_api::{
-    Run,
+    Run, fixtures,
     keys::RunUid,
-    run::{FunctionMode, Mode, Phase, RunSpec, Source},
+    run::{Phase, RunSpec},
 };
 use kube::{
     Api, Client, ResourceExt as _,
@@ -168,28 +168,7 @@ impl World {
     /// A function spec for inline Python whose handler is `main.handler`.
     #[must_use]
     pub fn spec(&self, source: &str) -> RunSpec {
-        RunSpec {
-            runtime: self.runtime.clone(),
-            source: Some(Source {
-                inline: Some(source.to_owned()),
-                inline_path: Some("main.py".to_owned()),
-                ..Source::default()
-            }),
-            mode: Mode {
-                task: None,
-                function: Some(FunctionMode {
-                    handler: "main.handler".to_owned(),
-                    idle_timeout_seconds: None,
-                }),
-            },
-            env: None,
-            resources: None,
-            affinity: None,
-            timeout: None,
-            retry_policy: None,
-            cancel_requested: None,
-            ttl_seconds_after_finished: None,
-        }
+        fixtures::function(&self.runtime, "main.py", "main.handler", source)
     }
 
     /// Creates a Run and says where it would be called; it need not be Ready yet.

@@ -21,37 +21,41 @@ pub struct RunBuilder(Run);
 /// A pending function Run of Runtime `python` with a UID derived from its name.
 #[must_use]
 pub fn run(namespace: &str, name: &str) -> RunBuilder {
-    let mut run = Run::new(
-        name,
-        RunSpec {
-            runtime: "python".to_owned(),
-            source: Some(Source {
-                inline: Some("def handler(event, context):\n    return event\n".to_owned()),
-                inline_path: Some("main.py".to_owned()),
-                ..Source::default()
-            }),
-            mode: Mode {
-                task: None,
-                function: Some(FunctionMode {
-                    handler: "main.handler".to_owned(),
-                    idle_timeout_seconds: None,
-                }),
-            },
-            env: None,
-            resources: None,
-            affinity: None,
-            timeout: None,
-            retry_policy: None,
-            cancel_requested: None,
-            ttl_seconds_after_finished: None,
-        },
-    );
+    let source = "def handler(event, context):\n    return event\n";
+    let mut run = Run::new(name, function("python", "main.py", "main.handler", source));
     run.metadata.namespace = Some(namespace.to_owned());
     run.metadata.uid = Some(uid(&format!("{namespace}/{name}")));
     run.metadata.resource_version = Some("1".to_owned());
     run.metadata.generation = Some(1);
     run.metadata.creation_timestamp = Some(Time(NOW));
     RunBuilder(run)
+}
+
+/// What a function needs and nothing else: inline source, written to `path`.
+#[must_use]
+pub fn function(runtime: &str, path: &str, handler: &str, source: &str) -> RunSpec {
+    RunSpec {
+        runtime: runtime.to_owned(),
+        source: Some(Source {
+            inline: Some(source.to_owned()),
+            inline_path: Some(path.to_owned()),
+            ..Source::default()
+        }),
+        mode: Mode {
+            task: None,
+            function: Some(FunctionMode {
+                handler: handler.to_owned(),
+                idle_timeout_seconds: None,
+            }),
+        },
+        env: None,
+        resources: None,
+        affinity: None,
+        timeout: None,
+        retry_policy: None,
+        cancel_requested: None,
+        ttl_seconds_after_finished: None,
+    }
 }
 
 /// A UID in canonical form, the same for the same text.

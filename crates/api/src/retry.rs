@@ -114,6 +114,7 @@ mod tests {
         }
     }
 
+    /// C-2, `retryPolicy`.
     #[test]
     fn without_a_policy_a_task_has_one_attempt_and_a_function_ten() {
         assert_eq!(
@@ -132,6 +133,7 @@ mod tests {
         );
     }
 
+    /// C-2, `retryPolicy.backoff`.
     #[test]
     fn the_pause_doubles_up_to_a_minute_and_jitters_by_a_fifth() {
         let pause = |before, jitter| match next(&function(), None, "PodGone", before, None, jitter) {
@@ -158,6 +160,7 @@ mod tests {
         );
     }
 
+    /// C-2, `retryPolicy.retryableReasons`.
     #[test]
     fn only_listed_reasons_are_tried_again_and_never_a_cancel() {
         let policy = RetryPolicy {

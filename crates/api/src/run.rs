@@ -4,26 +4,29 @@
 //! Everything in `spec` but `cancelRequested` and `ttlSecondsAfterFinished` is
 //! frozen at creation. The rules sit on `spec` as a whole: a rule on the field
 //! itself would miss adding and removing it.
+//!
+//! `affinity` holds the terms of placement, `outcome` the status.
 
-use std::collections::BTreeMap;
+mod affinity;
+mod outcome;
 
-use k8s_openapi::{
-    ByteString,
-    apimachinery::pkg::apis::meta::v1::{Condition, MicroTime},
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+
+pub use self::{
+    affinity::{
+        Affinity, AffinityTerm, AffinityTerms, LabelOperator, LabelRequirement, LabelSelector,
+        WeightedAffinityTerm,
+    },
+    outcome::{ArtifactRef, Endpoint, EndpointProtocol, MESSAGE_MAX, Owner, Phase, RunStatus},
+};
 
 use crate::{
     keys::{Attempt, PodUid, RunKey, RunUid},
     quantity::Resources,
 };
-
-/// Most key-value pairs `outputs` may have.
-pub const OUTPUTS_MAX: usize = 64;
-/// Longest `status.message`, bytes.
-pub const MESSAGE_MAX: usize = 4096;
 
 /// What to run, where, and within which bounds.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -237,97 +240,6 @@ pub struct RunResources {
 /// CEL: every value of the map is a quantity of at least zero.
 pub(crate) const QUANTITIES_RULE: &str = "self.all(k, type(self[k]) == int ? self[k] >= 0 : (isQuantity(self[k]) && !quantity(self[k]).isLessThan(quantity('0'))))";
 
-/// Placement beside or apart from other Runs.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Affinity {
-    /// Be on a Pod with these Runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run_affinity: Option<AffinityTerms>,
-    /// Be on a Pod without these Runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run_anti_affinity: Option<AffinityTerms>,
-}
-
-/// Terms that must hold and terms that should.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct AffinityTerms {
-    /// Every term must hold when the Run is placed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub required_during_scheduling_ignored_during_execution: Option<Vec<AffinityTerm>>,
-    /// Pods where more weight holds are preferred.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub preferred_during_scheduling_ignored_during_execution: Option<Vec<WeightedAffinityTerm>>,
-}
-
-/// Selects Runs of the same namespace by label.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct AffinityTerm {
-    /// Which Runs; not empty.
-    #[x_kube(validation = Rule::new("(has(self.matchLabels) && size(self.matchLabels) > 0) || (has(self.matchExpressions) && size(self.matchExpressions) > 0)")
-        .message("labelSelector must not be empty; give matchLabels or matchExpressions"))]
-    pub label_selector: LabelSelector,
-    /// What counts as one place: `kruntimes.io/runtime-pod`.
-    #[schemars(extend("enum" = ["kruntimes.io/runtime-pod"]))]
-    pub topology_key: String,
-}
-
-/// A preferred term.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct WeightedAffinityTerm {
-    /// 1 to 100.
-    #[schemars(range(min = 1, max = 100))]
-    pub weight: i32,
-    /// The term.
-    pub run_affinity_term: AffinityTerm,
-}
-
-/// A label selector with bounds.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct LabelSelector {
-    /// Labels with exactly these values.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxProperties" = 16), schema_with = "label_map")]
-    pub match_labels: Option<BTreeMap<String, String>>,
-    /// Further requirements.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16))]
-    pub match_expressions: Option<Vec<LabelRequirement>>,
-}
-
-/// One requirement of a label selector.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.operator in ['In', 'NotIn'] ? (has(self.values) && size(self.values) > 0) : (!has(self.values) || size(self.values) == 0)")
-    .message("In and NotIn need values; Exists and DoesNotExist take none").field_path(".values"))]
-pub struct LabelRequirement {
-    /// Label key.
-    #[schemars(length(min = 1, max = 317))]
-    pub key: String,
-    /// How the label is compared.
-    pub operator: LabelOperator,
-    /// Values for `In` and `NotIn`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), inner(length(max = 63)))]
-    pub values: Option<Vec<String>>,
-}
-
-/// How a label is compared.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the words of Kubernetes label selectors")]
-pub enum LabelOperator {
-    In,
-    NotIn,
-    Exists,
-    DoesNotExist,
-}
-
 /// What happens after a failed attempt.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -346,184 +258,6 @@ pub struct RetryPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), inner(length(min = 1, max = 128)))]
     pub retryable_reasons: Option<Vec<String>>,
-}
-
-/// What became of a Run; written by scheduler and runtimed only.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = Rule::new("!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed', 'Timeout', 'Cancelled']) || (has(self.phase) && self.phase == oldSelf.phase)")
-        .message("a phase that ended the Run never changes").field_path(".phase"),
-    validation = Rule::new("!has(oldSelf.attempt) || (has(self.attempt) && self.attempt >= oldSelf.attempt)")
-        .message("attempt never falls").field_path(".attempt"),
-    validation = Rule::new("has(self.assignedPod) == has(self.assignedPodUID)")
-        .message("assignedPod and assignedPodUID are set and cleared together").field_path(".assignedPodUID"),
-    validation = Rule::new("!has(oldSelf.startTime) || (has(self.startTime) && self.startTime == oldSelf.startTime)")
-        .message("startTime is set once").field_path(".startTime"),
-)]
-pub struct RunStatus {
-    /// Summary for people; absent means Pending. Programs read conditions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<Phase>,
-    /// Pod that owns the Run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub assigned_pod: Option<String>,
-    /// UID of that Pod: a name may be used again, a UID never.
-    #[serde(default, rename = "assignedPodUID", skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub assigned_pod_uid: Option<String>,
-    /// Where the owner listens and which key it has; set while Ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owner: Option<Owner>,
-    /// How to call the function. Readiness is told by the condition, not by presence.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<Endpoint>,
-    /// Counts assignments from 1: the fence of the data path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub attempt: Option<i32>,
-    /// The attempt whose owner confirmed that it holds the Run no more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub released_attempt: Option<i32>,
-    /// Attempts that failed and count against the retry policy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub failed_attempts: Option<i32>,
-    /// Not before this time is the next attempt assigned.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry_after: Option<MicroTime>,
-    /// When the Run was first claimed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start_time: Option<MicroTime>,
-    /// When the Run ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub completion_time: Option<MicroTime>,
-    /// What a task wrote to `KRUNTIME_OUTPUTS`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxProperties" = 64))]
-    pub outputs: Option<BTreeMap<String, String>>,
-    /// Artifacts a task left.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub artifact_refs: Option<Vec<ArtifactRef>>,
-    /// One line for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 4096))]
-    pub message: Option<String>,
-    /// Scheduled, Running, Ready, Completed, Succeeded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16))]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
-    pub conditions: Option<Vec<Condition>>,
-}
-
-/// Where a Run stands.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// Waits for a Pod.
-    Pending,
-    /// Has a Pod that has not claimed it yet.
-    Scheduled,
-    /// Is being prepared, registered or executed.
-    Running,
-    /// Is a function that can be called.
-    Ready,
-    /// A task ended well.
-    Succeeded,
-    /// Ended by failure.
-    Failed,
-    /// Ended by its lifetime, its deadline or its idle time.
-    Timeout,
-    /// Ended on request.
-    Cancelled,
-}
-
-impl Phase {
-    /// Whether the Run has ended for good.
-    #[must_use]
-    pub fn is_terminal(self) -> bool {
-        matches!(
-            self,
-            Self::Succeeded | Self::Failed | Self::Timeout | Self::Cancelled
-        )
-    }
-
-    /// Whether the Run takes capacity of its Pod.
-    #[must_use]
-    pub fn is_active(self) -> bool {
-        matches!(self, Self::Scheduled | Self::Running | Self::Ready)
-    }
-}
-
-/// The owning runtimed as the gateway must find it (C-4).
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Owner {
-    /// IP address and port.
-    #[schemars(length(min = 1, max = 64))]
-    pub address: String,
-    /// SHA-256 of its public key, lower-case hex.
-    #[schemars(length(min = 64, max = 64), regex(pattern = "^[0-9a-f]{64}$"))]
-    pub peer_key: String,
-}
-
-/// How to call the function.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Endpoint {
-    /// HTTPS; HTTP is reserved.
-    pub protocol: EndpointProtocol,
-    /// The whole invoke URL.
-    #[schemars(length(min = 1, max = 2048))]
-    pub url: String,
-    /// PEM bundle the gateway's certificate chains to, at most 16 KiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "ca_bundle")]
-    pub ca_bundle: Option<ByteString>,
-}
-
-/// Protocol of an endpoint.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum EndpointProtocol {
-    HTTP,
-    HTTPS,
-}
-
-/// One artifact a task left in the Runtime's store.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct ArtifactRef {
-    /// Name within the Run.
-    #[schemars(length(min = 1, max = 255))]
-    pub name: String,
-    /// `filesystem` or `s3`.
-    #[schemars(extend("enum" = ["filesystem", "s3"]))]
-    pub driver: String,
-    /// `file` or `directory`.
-    #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["file", "directory", "archive", "blob"]))]
-    pub kind: String,
-    /// Where it is; the shape depends on the driver.
-    #[schemars(schema_with = "anything_object")]
-    pub location: serde_json::Value,
-    /// Size in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub size_bytes: Option<i64>,
-    /// `sha256:` and hex.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
-    pub digest: Option<String>,
-    /// Media type.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 255))]
-    pub content_type: Option<String>,
-    /// When it was stored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub created_at: Option<MicroTime>,
 }
 
 impl Run {
@@ -601,18 +335,6 @@ impl Run {
     }
 }
 
-fn anything_object(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn anything_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
-}
-
-fn label_map(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "object",
-        "additionalProperties": { "type": "string", "maxLength": 63 }, "maxProperties": 16,
-    })
-}
-
-fn ca_bundle(_: &mut SchemaGenerator) -> Schema {
-    // 16 KiB in base64.
-    json_schema!({ "type": "string", "format": "byte", "maxLength": 21848 })
 }

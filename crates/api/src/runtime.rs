@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{quantity::Resources, run::QUANTITIES_RULE};
+use crate::{
+    quantity::Resources,
+    run::{QUANTITIES_RULE, anything_object},
+};
 
 /// Pods of a Runtime that names no number.
 pub const DEFAULT_REPLICAS: i32 = 1;
@@ -65,19 +68,20 @@ pub struct RuntimeSpec {
     pub capacity: Option<Capacity>,
     /// The volume mounted at /workspace, as in a Pod; an emptyDir when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "free_object")]
+    #[schemars(schema_with = "anything_object")]
     pub workspace: Option<Value>,
     /// Where artifacts of tasks go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "free_object")]
+    #[schemars(schema_with = "anything_object")]
     pub artifact_store: Option<Value>,
     /// How calls behave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invocation: Option<Invocation>,
-    /// Whether a Pod is replaced after a Run.
+    /// Whether a Pod is replaced after a Run. Only `Never` is supported yet; another value is not accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recycle: Option<Recycle>,
-    /// Who places Runs: kruntimes on Pods, or the Runtime Server itself.
+    /// Who places Runs: kruntimes on Pods, or the Runtime Server itself. Only `Pods` is supported yet; another
+    /// value is not accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<Scheduling>,
 }
@@ -208,8 +212,4 @@ pub struct RuntimeStatus {
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Option<Vec<Condition>>,
-}
-
-fn free_object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }

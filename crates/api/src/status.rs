@@ -225,12 +225,14 @@ mod tests {
         );
     }
 
+    /// C-6.7: nothing is written while nothing changes.
     #[test]
     fn an_unchanged_status_is_not_written() {
         let run = fixtures::run("ns", "n").ready_on("pod-a").build();
         assert_eq!(patch(&run, run.status.as_ref().unwrap()), None);
     }
 
+    /// C-2.2
     #[test]
     fn an_end_completes_whatever_it_was() {
         let mut status = RunStatus::default();

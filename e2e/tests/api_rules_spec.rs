@@ -1,42 +1,14 @@
-//! C-2: every validation and transition rule of the two kinds, tried against a real
-//! API server: what it accepts, and what it refuses by naming the field.
+//! C-2: every validation and transition rule of a Run's spec, tried against a real API server: what it
+//! accepts, and what it refuses by naming the field.
 
-use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Namespace;
-use kruntimes_api::{Run, Runtime};
-use kruntimes_e2e::{cluster::Cluster, world::unique};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
-    core::{ApiResource, Resource},
+use anyhow::{Context as _, Result};
+use kruntimes_api::Run;
+use kruntimes_e2e::rules::{
+    Verdict::{self, Accepted, Refused},
+    check, dynamic, function, git, merged, namespace, object, shown, task,
 };
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-
-/// What the API server must say; a refusal must hold every one of the words.
-enum Verdict {
-    Accepted,
-    Refused(&'static [&'static str]),
-}
-use Verdict::{Accepted, Refused};
-
-fn function() -> Value {
-    json!({
-        "runtime": "python",
-        "source": { "inline": "def handler(event): return event", "inlinePath": "main.py" },
-        "mode": { "function": { "handler": "main.handler" } },
-    })
-}
-
-fn task() -> Value {
-    json!({ "runtime": "python", "source": { "inline": "print(1)" }, "mode": { "task": {} } })
-}
-
-fn git() -> Value {
-    json!({
-        "runtime": "python", "mode": { "task": { "entrypoint": "run.py" } },
-        "source": { "repoURL": "https://git.example/a/b.git", "commitSHA": "a".repeat(40) },
-    })
-}
 
 fn affinity(term: Value) -> Value {
     json!({ "affinity": { "runAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [term] } } })
@@ -498,158 +470,10 @@ fn transitions() -> Vec<(Value, Value, Verdict)> {
     cases
 }
 
-/// Status writes: the status before, the change, the verdict.
-fn statuses() -> Vec<(Value, Value, Verdict)> {
-    let assigned = json!({ "phase": "Scheduled", "assignedPod": "p", "assignedPodUID": "u", "attempt": 2 });
-    let mut cases = vec![
-        (json!({}), assigned.clone(), Accepted),
-        (
-            assigned.clone(),
-            json!({ "assignedPod": null, "assignedPodUID": null }),
-            Accepted,
-        ),
-        (
-            assigned.clone(),
-            json!({ "assignedPod": null }),
-            Refused(&["assignedPodUID", "together"]),
-        ),
-        (
-            assigned.clone(),
-            json!({ "assignedPodUID": null }),
-            Refused(&["assignedPodUID", "together"]),
-        ),
-        (assigned.clone(), json!({ "attempt": 3 }), Accepted),
-        (
-            assigned.clone(),
-            json!({ "attempt": 1 }),
-            Refused(&["attempt never falls"]),
-        ),
-        (
-            assigned,
-            json!({ "attempt": null }),
-            Refused(&["attempt never falls"]),
-        ),
-        (json!({}), json!({ "attempt": 0 }), Refused(&["status.attempt"])),
-        (json!({}), json!({ "phase": "Done" }), Refused(&["status.phase"])),
-        (
-            json!({ "startTime": "2026-01-01T00:00:00.000000Z" }),
-            json!({ "startTime": "2026-01-02T00:00:00.000000Z" }),
-            Refused(&["startTime is set once"]),
-        ),
-        (
-            json!({}),
-            json!({ "message": "m".repeat(4097) }),
-            Refused(&["status.message"]),
-        ),
-        (
-            json!({}),
-            json!({ "owner": { "address": "10.0.0.1:9443", "peerKey": "ab".repeat(32) } }),
-            Accepted,
-        ),
-        (
-            json!({}),
-            json!({ "owner": { "address": "10.0.0.1:9443", "peerKey": "AB".repeat(32) } }),
-            Refused(&["peerKey"]),
-        ),
-        (
-            json!({}),
-            json!({ "endpoint": { "protocol": "FTP", "url": "ftp://x" } }),
-            Refused(&["protocol"]),
-        ),
-        (
-            json!({}),
-            json!({ "endpoint": { "protocol": "HTTPS", "url": "u".repeat(2049) } }),
-            Refused(&["status.endpoint.url"]),
-        ),
-    ];
-    for end in ["Succeeded", "Failed", "Timeout", "Cancelled"] {
-        cases.push((
-            json!({ "phase": end }),
-            json!({ "phase": "Pending" }),
-            Refused(&["never changes"]),
-        ));
-        cases.push((
-            json!({ "phase": end }),
-            json!({ "phase": null }),
-            Refused(&["never changes"]),
-        ));
-        cases.push((
-            json!({ "phase": end }),
-            json!({ "message": "still editable" }),
-            Accepted,
-        ));
-    }
-    cases
-}
-
-/// Runtimes: name, a merge patch onto a plain one, the verdict.
-fn runtimes() -> Vec<(String, Value, Verdict)> {
-    let name = || "python".to_owned();
-    let containers = |value: Value| json!({ "template": { "spec": { "containers": value } } });
-    vec![
-        (name(), json!({}), Accepted),
-        (
-            name(),
-            json!({ "replicas": 0, "recycle": "AfterRun", "scheduling": "Pods", "port": 50051 }),
-            Accepted,
-        ),
-        (
-            name(),
-            json!({ "template": { "spec": { "nodeSelector": { "a": "b" }, "containers": [{ "name": "runtime", "image": "i", "env": [{ "name": "A", "value": "b" }] }, { "name": "side", "image": "s" }] } } }),
-            Accepted,
-        ),
-        (
-            "r".repeat(51),
-            json!({}),
-            Refused(&["metadata.name", "50 characters"]),
-        ),
-        (
-            "a.b".to_owned(),
-            json!({}),
-            Refused(&["metadata.name", "DNS label"]),
-        ),
-        (name(), json!({ "template": null }), Refused(&["spec.template"])),
-        (name(), containers(json!([])), Refused(&["containers"])),
-        (
-            name(),
-            containers(json!([{ "name": "main", "image": "i" }])),
-            Refused(&["must be named runtime"]),
-        ),
-        (name(), json!({ "port": 0 }), Refused(&["spec.port"])),
-        (name(), json!({ "port": 65536 }), Refused(&["spec.port"])),
-        (
-            name(),
-            json!({ "port": 9443 }),
-            Refused(&["spec.port", "runtimed listens there"]),
-        ),
-        (name(), json!({ "replicas": -1 }), Refused(&["spec.replicas"])),
-        (
-            name(),
-            json!({ "capacity": { "resources": { "runs": 4, "example.com/gpu": "1" } } }),
-            Accepted,
-        ),
-        (
-            name(),
-            json!({ "capacity": { "resources": { "runs": "-1" } } }),
-            Refused(&["spec.capacity.resources"]),
-        ),
-        (
-            name(),
-            json!({ "invocation": { "onCallerGone": "Finish", "exposeErrors": true } }),
-            Accepted,
-        ),
-        (
-            name(),
-            json!({ "invocation": { "onCallerGone": "Ignore" } }),
-            Refused(&["onCallerGone"]),
-        ),
-        (name(), json!({ "recycle": "Always" }), Refused(&["spec.recycle"])),
-    ]
-}
-
+/// C-2: the table of `Run.spec`.
 #[tokio::test]
 async fn rules_at_creation() -> Result<()> {
-    let (client, namespace) = ready("create").await?;
+    let (client, namespace) = namespace("create").await?;
     let api = dynamic::<Run>(&client, &namespace);
     for (index, (base, change, verdict)) in creations().into_iter().enumerate() {
         let name = format!("c{index}");
@@ -664,9 +488,10 @@ async fn rules_at_creation() -> Result<()> {
     Ok(())
 }
 
+/// C-2.1: everything but `cancelRequested` and `ttlSecondsAfterFinished` is frozen, adding and removing included.
 #[tokio::test]
 async fn rules_of_change() -> Result<()> {
-    let (client, namespace) = ready("change").await?;
+    let (client, namespace) = namespace("change").await?;
     let api = dynamic::<Run>(&client, &namespace);
     for (index, (made_with, change, verdict)) in transitions().into_iter().enumerate() {
         let name = format!("t{index}");
@@ -683,160 +508,4 @@ async fn rules_of_change() -> Result<()> {
         )?;
     }
     Ok(())
-}
-
-#[tokio::test]
-async fn rules_of_status() -> Result<()> {
-    let (client, namespace) = ready("status").await?;
-    let api = dynamic::<Run>(&client, &namespace);
-    for (index, (before, change, verdict)) in statuses().into_iter().enumerate() {
-        let name = format!("s{index}");
-        api.create(&PostParams::default(), &object::<Run>(&name, function())?)
-            .await?;
-        let write = async |status: &Value| {
-            let patch = Patch::Merge(json!({ "status": status }));
-            api.patch_status(&name, &PatchParams::default(), &patch).await
-        };
-        write(&before)
-            .await
-            .with_context(|| format!("status to change: {before}"))?;
-        check(
-            &format!("from status {} change {}", shown(&before), shown(&change)),
-            write(&change).await,
-            &verdict,
-        )?;
-    }
-    // A status as a whole cannot be taken away either.
-    let mut run = api.get("s0").await?;
-    if let Some(fields) = run.data.as_object_mut() {
-        fields.remove("status");
-    }
-    let answer = api.replace_status("s0", &PostParams::default(), &run).await;
-    check("remove status", answer, &Refused(&["status cannot be removed"]))
-}
-
-#[tokio::test]
-async fn rules_of_runtimes() -> Result<()> {
-    let (client, namespace) = ready("runtime").await?;
-    let api = dynamic::<Runtime>(&client, &namespace);
-    let plain = json!({ "template": { "spec": { "containers": [{ "name": "runtime", "image": "i" }] } } });
-    for (name, change, verdict) in runtimes() {
-        let made = object::<Runtime>(&name, merged(plain.clone(), &change))?;
-        let answer = api.create(&PostParams::default(), &made).await;
-        let accepted = answer.is_ok();
-        check(
-            &format!("Runtime {name} with {}", shown(&change)),
-            answer,
-            &verdict,
-        )?;
-        if accepted {
-            api.delete(&name, &DeleteParams::default()).await?;
-        }
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn functions_can_be_selected_by_field() -> Result<()> {
-    let (client, namespace) = ready("select").await?;
-    let api = dynamic::<Run>(&client, &namespace);
-    api.create(&PostParams::default(), &object::<Run>("function", function())?)
-        .await?;
-    api.create(&PostParams::default(), &object::<Run>("task", task())?)
-        .await?;
-    for (selector, expected) in [
-        ("spec.mode.function.handler!=", vec!["function"]),
-        ("spec.runtime=python", vec!["function", "task"]),
-        ("status.phase=Ready", vec![]),
-        ("status.assignedPod=", vec!["function", "task"]),
-    ] {
-        let found = api
-            .list(&kube::api::ListParams::default().fields(selector))
-            .await?;
-        let names: Vec<_> = found
-            .iter()
-            .filter_map(|it| it.metadata.name.as_deref())
-            .collect();
-        ensure!(
-            names == expected,
-            "{selector} selects {names:?}, not {expected:?}"
-        );
-    }
-    Ok(())
-}
-
-async fn ready(prefix: &str) -> Result<(Client, String)> {
-    let cluster = Cluster::api().await?;
-    let name = unique(prefix);
-    let metadata = ObjectMeta {
-        name: Some(name.clone()),
-        ..ObjectMeta::default()
-    };
-    Api::all(cluster.client.clone())
-        .create(
-            &PostParams::default(),
-            &Namespace {
-                metadata,
-                ..Namespace::default()
-            },
-        )
-        .await?;
-    Ok((cluster.client, name))
-}
-
-fn dynamic<K: Resource<DynamicType = ()>>(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    Api::namespaced_with(client.clone(), namespace, &ApiResource::erase::<K>(&()))
-}
-
-fn object<K: Resource<DynamicType = ()>>(name: &str, spec: Value) -> Result<DynamicObject> {
-    Ok(serde_json::from_value(json!({
-        "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": { "name": name }, "spec": spec,
-    }))?)
-}
-
-fn check(what: &str, answer: kube::Result<DynamicObject>, verdict: &Verdict) -> Result<()> {
-    match (answer, verdict) {
-        (Ok(_), Accepted) => Ok(()),
-        (Ok(_), Refused(words)) => anyhow::bail!("accepted, but must be refused with {words:?}: {what}"),
-        (Err(error), Accepted) => {
-            Err(error).with_context(|| format!("refused, but must be accepted: {what}"))
-        }
-        (Err(error), Refused(words)) => {
-            let message = kruntimes_e2e::world::refusal(&error);
-            let named = words.iter().all(|word| message.contains(word));
-            ensure!(
-                named,
-                "refused as {message:?}, which does not say {words:?}: {what}"
-            );
-            Ok(())
-        }
-    }
-}
-
-/// RFC 7386.
-fn merged(mut base: Value, change: &Value) -> Value {
-    match (&mut base, change) {
-        (Value::Object(fields), Value::Object(changes)) => {
-            for (key, value) in changes {
-                if value.is_null() {
-                    fields.remove(key);
-                } else {
-                    let before = fields.remove(key).unwrap_or(Value::Null);
-                    fields.insert(key.clone(), merged(before, value));
-                }
-            }
-            base
-        }
-        (_, change) => {
-            // Nulls inside a new object mean absence, too.
-            if let Value::Object(changes) = change {
-                return merged(json!({}), &Value::Object(changes.clone()));
-            }
-            change.clone()
-        }
-    }
-}
-
-fn shown(value: &Value) -> String {
-    value.to_string().chars().take(160).collect()
 }
