@@ -62,10 +62,12 @@ fn context(args: &Args, client: Client, metrics: Metrics) -> Context {
             cluster_role: args.runtimed_cluster_role.clone(),
             gateway_namespace: args.gateway_namespace.clone(),
             extra_args: args.runtimed_extra_arg.clone(),
+            egress: args.pool_egress.clone(),
         },
         gateway_url: args.gateway_url.clone(),
         serving_secret: args.serving_secret.clone(),
         timing: Timing::default(),
+        clock: jiff::Timestamp::now,
         metrics,
     }
 }

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use kruntimes_ops::args::OpsArgs;
+use serde_json::Value;
 
 /// Longest `--gateway-url`: with the longest invoke path it stays below what `endpoint.url` may hold.
 const URL_MAX: usize = 1700;
@@ -67,6 +68,11 @@ pub struct Args {
     #[arg(long, env = "KRUNTIMES_NAMESPACES", value_delimiter = ',')]
     pub namespaces: Vec<String>,
 
+    /// Egress rules of every pool's NetworkPolicy, a JSON list as in Kubernetes. Absent: egress is not
+    /// restricted. A list must let runtimed reach the Kubernetes API and functions resolve names.
+    #[arg(long, env = "KRUNTIMES_POOL_EGRESS", value_name = "JSON", value_parser = egress)]
+    pub pool_egress: Option<Value>,
+
     /// One more argument for every runtimed; may be repeated.
     #[arg(
         long,
@@ -118,6 +124,18 @@ impl Args {
     }
 }
 
+/// Kubernetes judges the rules; that they are a list of objects is judged here, before anything starts.
+fn egress(text: &str) -> Result<Value, String> {
+    let rules: Value = serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))?;
+    let list = rules
+        .as_array()
+        .ok_or("must be a list of egress rules, for example [{\"to\":[{\"namespaceSelector\":{}}]}]")?;
+    if let Some(at) = list.iter().position(|it| !it.is_object()) {
+        return Err(format!("rule {at} is no object"));
+    }
+    Ok(rules)
+}
+
 fn gateway_url(text: &str) -> Result<String, &'static str> {
     let url = text.trim_end_matches('/');
     let host = url
@@ -164,6 +182,17 @@ mod tests {
             args.runtimed_extra_arg,
             ["--log-filter=debug", "--caller-credential=omit"]
         );
+    }
+
+    #[test]
+    fn egress_rules_are_a_json_list() {
+        assert_eq!(parse(&[]).unwrap().pool_egress, None);
+        let rules = parse(&["--pool-egress", "[{\"ports\":[{\"port\":53}]}]"]).unwrap();
+        assert_eq!(rules.pool_egress.unwrap()[0]["ports"][0]["port"], 53);
+        for bad in ["no", "{}", "[1]"] {
+            let refusal = parse(&["--pool-egress", bad]).unwrap_err().to_string();
+            assert!(refusal.contains("--pool-egress"), "{bad}: {refusal}");
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::{
         cycle::{self, Outcome},
-        facts::{BeatFacts, ObjectKey, PodFacts},
+        facts::{self, BeatFacts, ObjectKey},
         snapshot::Snapshot,
         world::{Wakes, World},
     };
@@ -156,13 +156,7 @@ mod tests {
         let mut world = World::default();
         let mut wakes = Wakes::default();
         for name in ["pod-a", "pod-b"] {
-            let pod = PodFacts {
-                key: ObjectKey::new("ns", name),
-                uid: PodUid::new(fixtures::uid(name)).unwrap(),
-                runtime: "python".to_owned(),
-                serves: true,
-                capacity: Amounts::from([("runs".to_owned(), Amount::whole(CAPACITY))]),
-            };
+            let pod = facts::serving(name, CAPACITY);
             let beat = BeatFacts {
                 key: pod.beat(),
                 runtime: "python".to_owned(),
@@ -184,8 +178,9 @@ mod tests {
     }
 
     proptest! {
+        /// C-7.1
         #[test]
-        fn no_pod_is_ever_over_its_capacity_c_7_1(events in events()) {
+        fn no_pod_is_ever_over_its_capacity(events in events()) {
             let mut world = world();
             let mut assumed = Assumed::default();
             let mut wakes = Wakes::default();

@@ -4,11 +4,14 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
 use kruntimes_api::{
     Run, RunStatus,
     keys::PodUid,
-    names::{FINALIZER, MANAGER_SCHEDULER},
+    names::{FINALIZER, MANAGER_SCHEDULER, heartbeat_lease},
     status,
 };
 use kube::{
@@ -18,7 +21,10 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::lease::Term;
+use crate::{
+    facts::{ANNOTATION_DELETION_COST, BeatFacts, COST_OWNER, PodFacts},
+    lease::Term,
+};
 
 /// A write that takes longer has an unknown outcome.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,14 +97,69 @@ impl Writer {
             .await
     }
 
-    /// Whether no Pod of exactly this UID exists, read live.
+    /// Deletes the Pod of exactly this UID, as it is now, with the time to end that its template gives.
+    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Written {
+        let live = match self.pod(namespace, name, uid).await {
+            Ok(Some(live)) if live.metadata.deletion_timestamp.is_none() => live,
+            Ok(_) => return Written::Same,
+            Err(error) => return Written::Unknown(error),
+        };
+        let exactly = Preconditions {
+            uid: live.uid(),
+            resource_version: live.resource_version(),
+        };
+        let params = DeleteParams {
+            preconditions: Some(exactly),
+            ..DeleteParams::default()
+        };
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        self.send(async move { api.delete(name, &params).await.map(drop) })
+            .await
+    }
+
+    /// Says on a Pod whether it owns Runs, so that it goes last when some have to go (C-7.2).
+    pub async fn mark_pod(&self, pod: &PodFacts, owns: bool) -> Written {
+        let patch = mark(pod, owns);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
+        self.send(async move {
+            api.patch_metadata(&pod.key.name, &params(), &Patch::Merge(patch))
+                .await
+                .map(drop)
+        })
+        .await
+    }
+
+    /// The Pod of exactly this UID, read live.
     ///
     /// # Errors
     /// When the API does not answer: then nothing is known.
-    pub async fn pod_is_gone(&self, namespace: &str, name: &str, uid: &PodUid) -> Result<bool, String> {
+    pub async fn pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Result<Option<Pod>, String> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let live = answered(api.get_metadata_opt(name)).await?;
-        Ok(live.is_none_or(|pod| pod.metadata.uid.as_deref() != Some(uid.as_str())))
+        let live = answered(api.get_opt(name)).await?;
+        Ok(live.filter(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())))
+    }
+
+    /// The heartbeat of a Pod, read live.
+    ///
+    /// # Errors
+    /// When the API does not answer.
+    pub async fn beat(&self, namespace: &str, pod: &str) -> Result<Option<BeatFacts>, String> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
+        let live = answered(api.get_opt(&heartbeat_lease(pod))).await?;
+        Ok(live.as_ref().and_then(BeatFacts::of))
+    }
+
+    /// Whether Kubernetes hears of the node. One that cannot be read, or is gone, counts as unreachable:
+    /// then more time passes before a Pod that was on it is taken for ended.
+    pub async fn node_is_reachable(&self, name: &str) -> bool {
+        let api: Api<Node> = Api::all(self.client.clone());
+        match answered(api.get_opt(name)).await {
+            Ok(node) => node.as_ref().is_some_and(reports),
+            Err(error) => {
+                tracing::debug!(node = name, error, "cannot read a node");
+                false
+            }
+        }
     }
 
     /// The Run as it is now.
@@ -170,6 +231,20 @@ fn params() -> PatchParams {
     }
 }
 
+/// Its Ready condition is not Unknown, which is what a silent kubelet makes of it.
+fn reports(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|it| it.conditions.as_deref());
+    conditions
+        .unwrap_or_default()
+        .iter()
+        .any(|it| it.type_ == "Ready" && it.status != "Unknown")
+}
+
+fn mark(pod: &PodFacts, owns: bool) -> Value {
+    let cost = owns.then_some(COST_OWNER);
+    json!({ "metadata": { "uid": pod.uid.as_str(), "annotations": { ANNOTATION_DELETION_COST: cost } } })
+}
+
 fn without_finalizer(run: &Run) -> Value {
     let left: Vec<_> = run.finalizers().iter().filter(|it| *it != FINALIZER).collect();
     json!({ "metadata": {
@@ -200,6 +275,28 @@ mod tests {
         assert_eq!(patch["metadata"]["finalizers"], json!(["example.com/other"]));
         assert_eq!(patch["metadata"]["resourceVersion"], json!("7"));
         assert_eq!(patch["metadata"]["uid"], json!(run.metadata.uid));
+    }
+
+    /// C-7.3: only a node that is heard of vouches for the end of its Pods.
+    #[test]
+    fn a_silent_or_missing_node_is_unreachable() {
+        let node = |status: &str| -> Node {
+            serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": [
+                { "type": "MemoryPressure", "status": "False" }, { "type": "Ready", "status": status },
+            ] } }))
+            .unwrap()
+        };
+        assert!(reports(&node("True")) && reports(&node("False")), "it speaks");
+        assert!(!reports(&node("Unknown")));
+        assert!(!reports(&Node::default()));
+    }
+
+    #[test]
+    fn a_mark_is_set_and_taken_off_this_very_pod() {
+        let pod = crate::facts::serving("p", 1);
+        let cost = |owns| mark(&pod, owns)["metadata"]["annotations"][ANNOTATION_DELETION_COST].clone();
+        assert_eq!((cost(true), cost(false)), (json!("1000"), json!(null)));
+        assert_eq!(mark(&pod, true)["metadata"]["uid"], json!(pod.uid.as_str()));
     }
 
     #[test]

@@ -209,8 +209,9 @@ mod tests {
         Snapshot { pods }
     }
 
+    /// C-7.1
     #[test]
-    fn a_run_goes_to_a_pod_that_fits_every_requested_resource_c_7_1() {
+    fn a_run_goes_to_a_pod_that_fits_every_requested_resource() {
         let mut small = Candidate::free("a", &[("runs", 8), ("memory", 10)]);
         small.used.insert("memory".to_owned(), Amount::whole(8));
         let big = Candidate::free("b", &[("runs", 1), ("memory", 10)]);
@@ -254,8 +255,9 @@ mod tests {
         assert_eq!(wait(vec![full, down, other_mode]), Wait::CapacityFull);
     }
 
+    /// C-5.7
     #[test]
-    fn a_task_waits_where_only_functions_run_c_5_7() {
+    fn a_task_waits_where_only_functions_run() {
         let task = Ask::of(&fixtures::run("ns", "n").task().build()).unwrap();
         let outcome = place(&task, &pods(vec![Candidate::free("a", &[("runs", 2)])]), None);
         assert_eq!(outcome, Outcome::Wait(Wait::TaskModeUnsupported));
@@ -266,6 +268,7 @@ mod tests {
         );
     }
 
+    /// C-7.1: a request no Pod could ever fit.
     #[test]
     fn more_than_a_whole_pod_never_fits_but_a_full_pod_is_waited_for() {
         let declared = Amounts::from([("runs".to_owned(), Amount::whole(2))]);

@@ -58,7 +58,7 @@ impl Events {
         );
     }
 
-    /// A status was written. Waiting is a state and no transition: its condition says it.
+    /// A status was written. A Run that waits is told once for each reason, as its status is written once.
     pub(crate) fn written(&self, run: &Run, why: Why, message: Option<&str>) {
         let Some((type_, reason)) = transition(why) else {
             return;
@@ -95,14 +95,15 @@ impl Publisher {
 
 fn transition(why: Why) -> Option<(EventType, &'static str)> {
     Some(match why {
-        Why::Waits(_) | Why::Healthy => return None,
+        Why::Healthy => return None,
+        Why::Waits(wait) => (EventType::Warning, wait.reason()),
         Why::NeverFits => (EventType::Warning, "NeverFits"),
         Why::Cancelled | Why::Recover(Kind::Cancelled) => (EventType::Normal, "Cancelled"),
         Why::Lifetime => (EventType::Normal, "Lifetime"),
         Why::Recover(Kind::Recovering) => (EventType::Warning, "Recovering"),
         Why::Recover(Kind::Retrying) => (EventType::Warning, "Retrying"),
         Why::Recover(Kind::HandedOver) => (EventType::Normal, "Unassigned"),
-        Why::Recover(Kind::Exhausted) => (EventType::Warning, "RetriesExhausted"),
+        Why::Recover(Kind::Exhausted | Kind::Permanent) => (EventType::Warning, "Failed"),
     })
 }
 
@@ -118,12 +119,25 @@ mod tests {
         (Events { queue }, receiver)
     }
 
+    /// C-2.4: every transition of a Run that the scheduler makes, and nothing that is none.
     #[test]
-    fn transitions_are_told_and_waiting_is_not() {
+    fn transitions_are_told() {
         let (events, mut told) = pair();
         let run = fixtures::run("ns", "n").build();
-        events.written(&run, Why::Waits(Wait::CapacityFull), Some("full"));
+        events.written(&run, Why::Healthy, None);
         assert!(told.try_recv().is_err());
+        for (why, reason) in [
+            (Why::Waits(Wait::CapacityFull), "CapacityFull"),
+            (Why::NeverFits, "NeverFits"),
+            (Why::Recover(Kind::Recovering), "Recovering"),
+            (Why::Recover(Kind::HandedOver), "Unassigned"),
+            (Why::Recover(Kind::Exhausted), "Failed"),
+            (Why::Cancelled, "Cancelled"),
+        ] {
+            events.written(&run, why, Some(reason));
+            let (event, _) = told.try_recv().unwrap();
+            assert_eq!(event.reason, reason);
+        }
         events.written(&run, Why::Recover(Kind::Retrying), Some(&"é".repeat(1000)));
         let (event, object) = told.try_recv().unwrap();
         assert_eq!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kruntimes_api::{Run, names::FINALIZER};
 
-use crate::recover::Fence;
+use crate::fence::Fence;
 
 /// What becomes of an ended Run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +61,9 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
+    /// C-7.4
     #[test]
-    fn the_ttl_counts_from_the_end_and_stays_mutable_c_7_4() {
+    fn the_ttl_counts_from_the_end_and_stays_mutable() {
         let ended = |ttl| {
             fixtures::run("ns", "n")
                 .ended(Phase::Failed, "RetriesExhausted")
@@ -82,6 +83,7 @@ mod tests {
         assert_eq!(expiry(&running.build(), at(1_000_000)), Expiry::Never);
     }
 
+    /// C-7.4
     #[test]
     fn the_finalizer_goes_only_when_nobody_can_clean_up() {
         let held = fixtures::run("ns", "n").ready_on("p").deleting().build();

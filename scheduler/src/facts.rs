@@ -17,6 +17,13 @@ use kruntimes_api::{
 };
 use kube::ResourceExt as _;
 
+/// Pod annotation that ReplicaSets read when they have to remove some: the lowest goes first.
+pub const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Its value on a Pod that owns Runs; without the annotation it counts as 0.
+pub const COST_OWNER: &str = "1000";
+/// Deployment annotation: digest of the Pod template that we applied.
+pub const ANNOTATION_TEMPLATE: &str = "kruntimes.io/template-digest";
+
 /// Namespace and name of an object; who it is while it exists.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
@@ -36,8 +43,24 @@ pub struct PodFacts {
     pub runtime: String,
     /// Running, Ready and not being deleted.
     pub serves: bool,
+    pub signs: Signs,
+    /// The node it is bound to.
+    pub node: Option<String>,
+    /// Whether it says that it is to go last, as a Pod that owns Runs does.
+    pub goes_last: bool,
     /// By annotation; `runs` is always there.
     pub capacity: Amounts,
+}
+
+/// What a Pod's object says of its end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// Its deletion has begun.
+    pub deleting: bool,
+    /// Its Ready condition is True: endpoints list it.
+    pub ready: bool,
+    /// Its containers have ended for good: evicted, or failed with its node.
+    pub over: bool,
 }
 
 /// A heartbeat as written; its age is counted by whoever sees it change.
@@ -68,6 +91,10 @@ pub struct DeploymentFacts {
     pub ready: i32,
     /// Why Pods cannot be made, as the Deployment says.
     pub failure: Option<String>,
+    /// Digest of the Pod template that we applied last.
+    pub template: Option<String>,
+    /// Whether Pods of an older template are being replaced, as far as its controller has told.
+    pub rolls: bool,
 }
 
 // === impl ObjectKey ===
@@ -110,19 +137,19 @@ impl PodFacts {
         capacity
             .entry(RESOURCE_RUNS.to_owned())
             .or_insert(Amount::whole(DEFAULT_RUNS));
-        let status = pod.status.as_ref();
-        let running = status.and_then(|it| it.phase.as_deref()) == Some("Running");
-        let ready = status
-            .and_then(|it| it.conditions.as_deref())
-            .unwrap_or_default()
-            .iter()
-            .any(|it| it.type_ == "Ready" && it.status == "True");
-        let serves = running && ready && pod.metadata.deletion_timestamp.is_none();
+        let signs = Signs::of(pod);
+        let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
         Some(Self {
             key,
             uid,
             runtime,
-            serves,
+            serves: phase == Some("Running") && signs.ready && !signs.deleting,
+            signs,
+            node: pod.spec.as_ref().and_then(|it| it.node_name.clone()),
+            goes_last: pod
+                .annotations()
+                .get(ANNOTATION_DELETION_COST)
+                .is_some_and(|it| it == COST_OWNER),
             capacity,
         })
     }
@@ -135,6 +162,25 @@ impl PodFacts {
     /// Key of its heartbeat Lease.
     pub fn beat(&self) -> ObjectKey {
         ObjectKey::new(self.key.namespace.clone(), heartbeat_lease(&self.key.name))
+    }
+}
+
+// === impl Signs ===
+
+impl Signs {
+    pub fn of(pod: &Pod) -> Self {
+        let status = pod.status.as_ref();
+        let ready = status
+            .and_then(|it| it.conditions.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .any(|it| it.type_ == "Ready" && it.status == "True");
+        let phase = status.and_then(|it| it.phase.as_deref());
+        Self {
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            ready,
+            over: matches!(phase, Some("Failed" | "Succeeded")),
+        }
     }
 }
 
@@ -197,8 +243,33 @@ impl DeploymentFacts {
             replicas: status.and_then(|it| it.replicas).unwrap_or_default(),
             ready: status.and_then(|it| it.ready_replicas).unwrap_or_default(),
             failure,
+            template: meta
+                .annotations
+                .as_ref()
+                .and_then(|it| it.get(ANNOTATION_TEMPLATE).cloned()),
+            rolls: rolls(deployment),
         })
     }
+}
+
+/// Whether Pods are being replaced. A roll that has exceeded its progress deadline is given up on: it
+/// must not hold back others for ever.
+fn rolls(deployment: &Deployment) -> bool {
+    let status = deployment.status.clone().unwrap_or_default();
+    if status.observed_generation < deployment.metadata.generation {
+        return true;
+    }
+    let progressing = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|it| it.type_ == "Progressing");
+    let done = match progressing {
+        Some(it) if it.status == "False" => return false,
+        Some(it) => it.reason.as_deref() == Some("NewReplicaSetAvailable"),
+        None => true,
+    };
+    !done || status.updated_replicas.unwrap_or_default() < status.replicas.unwrap_or_default()
 }
 
 /// Whether somebody else manages `spec.replicas` and we do not: then it has been set to another
@@ -252,6 +323,24 @@ pub fn add(sum: &mut Amounts, demand: &Amounts) {
     for (name, amount) in demand {
         let entry = sum.entry(name.clone()).or_default();
         *entry = entry.plus(*amount);
+    }
+}
+
+/// A ready Pod of Runtime `python` in namespace `ns`, for tests.
+#[cfg(test)]
+pub(crate) fn serving(name: &str, runs: u64) -> PodFacts {
+    PodFacts {
+        key: ObjectKey::new("ns", name),
+        uid: PodUid::new(kruntimes_api::fixtures::uid(name)).expect("not empty"),
+        runtime: "python".to_owned(),
+        serves: true,
+        signs: Signs {
+            ready: true,
+            ..Signs::default()
+        },
+        node: Some("node-1".to_owned()),
+        goes_last: false,
+        capacity: Amounts::from([(RESOURCE_RUNS.to_owned(), Amount::whole(runs))]),
     }
 }
 

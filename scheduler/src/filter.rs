@@ -122,6 +122,7 @@ mod tests {
             .collect()
     }
 
+    /// C-7.1
     #[test]
     fn checks_come_in_order() {
         let plain = ask(Value::Null, &[]);
@@ -135,6 +136,7 @@ mod tests {
         assert_eq!(verdicts(&plain, &snapshot)[0], Err(Rejection::NotAvailable));
     }
 
+    /// C-7.1: required affinity.
     #[test]
     fn required_neighbours_and_forbidden_ones() {
         let terms = |kind: &str, app: &str| json!({ kind: { "requiredDuringSchedulingIgnoredDuringExecution": beside(app) } });

@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use jiff::Timestamp;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     assumed::Assumed,
@@ -17,28 +18,51 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     pub(crate) runs: Queue<ObjectKey>,
     pub(crate) runtimes: Queue<ObjectKey>,
+    clock: Clock,
     /// Watches that have not listed yet.
     unlisted: watch::Sender<usize>,
 }
 
 /// Index and reservations; one lock, because a look needs both at one instant.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct State {
     pub(crate) world: World,
     pub(crate) assumed: Assumed,
+    pub(crate) clock: Clock,
+}
+
+/// Reads the wall clock.
+pub(crate) type Clock = fn() -> Timestamp;
+
+// === impl State ===
+
+impl State {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            world: World::born(Instant::now()),
+            assumed: Assumed::default(),
+            clock,
+        }
+    }
 }
 
 // === impl Hub ===
 
 impl Hub {
     /// `watches` is how many will report that they have listed.
-    pub(crate) fn new(watches: usize) -> Self {
+    pub(crate) fn new(watches: usize, clock: Clock) -> Self {
         Self {
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State::new(clock)),
+            clock,
             runs: Queue::new(),
             runtimes: Queue::new(),
             unlisted: watch::Sender::new(watches),
         }
+    }
+
+    /// Now, by the wall clock.
+    pub(crate) fn now(&self) -> Timestamp {
+        (self.clock)()
     }
 
     /// Nothing that holds the lock can panic half-way, so a poisoned one is still good.

@@ -1,5 +1,6 @@
 //! One term of being leader: watches, then the loops. Dropping the future ends all of it.
 
+use jiff::Timestamp;
 use kruntimes_api::names::LEASE_SCHEDULER;
 use kruntimes_ops::drain::CancellationToken;
 use kube::Client;
@@ -12,7 +13,7 @@ use crate::{
     identity::Identity,
     lease::{Candidate, Term, Timing},
     metrics::Metrics,
-    pool,
+    owners, pool,
     pools::PoolLoop,
     runs::RunLoop,
     watch,
@@ -31,6 +32,8 @@ pub struct Context {
     pub gateway_url: String,
     pub serving_secret: String,
     pub timing: Timing,
+    /// Reads the wall clock.
+    pub clock: fn() -> Timestamp,
     pub metrics: Metrics,
 }
 
@@ -68,32 +71,26 @@ pub async fn run(context: Context, stopping: CancellationToken) {
 /// Everything a leader does. It begins with an empty index: what is decided on has been read
 /// within this very term.
 async fn lead(context: &Context, term: &Term) {
-    let hub = Hub::new(watch::count(&context.scopes));
+    let hub = Hub::new(watch::count(&context.scopes), context.clock);
     let (published, publishing) = channel::channel(None);
-    let identity = Identity::new(
-        context.client.clone(),
-        &context.system_namespace,
-        term.clone(),
-        context.gateway_url.clone(),
-        context.serving_secret.clone(),
-        published,
-        context.metrics.clone(),
-    );
+    let identity = Identity::new(context, term.clone(), published);
     let loops = async {
         hub.caught_up().await;
         tracing::info!("caught up with the cluster");
         let writer = Writer::new(context.client.clone(), term.clone());
         let (events, publisher) = events::channel(context.client.clone(), &context.identity);
-        let runs = RunLoop::new(&hub, writer, events, &context.metrics);
+        let marks = owners::mark_for_ever(&hub, &writer, &context.metrics);
+        let runs = RunLoop::new(&hub, writer.clone(), events, &context.metrics);
         let pools = PoolLoop::new(
             &hub,
+            writer.clone(),
             context.client.clone(),
             term.clone(),
             &context.pool,
             publishing,
             &context.metrics,
         );
-        tokio::join!(runs.run(), pools.run(), publisher.run());
+        tokio::join!(runs.run(), pools.run(), marks, publisher.run());
     };
     tokio::join!(
         watch::run(&context.client, &context.scopes, &hub),

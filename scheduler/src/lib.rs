@@ -19,6 +19,7 @@
 //! | [`snapshot`] | Pods, capacity and use at one instant |
 //! | [`plan`] | what is the one next thing to do with a Run |
 //! | [`cycle`], [`filter`], [`score`] | which Pod, or why none |
+//! | [`fence`] | is the owner lost, and is it provably out |
 //! | [`recover`] | owner lost: next attempt, hand-over or end |
 //! | [`expire`] | when does an ended Run go, when its finalizer |
 //! | [`pool`] | which objects does a Runtime need, or why is it refused |
@@ -34,12 +35,14 @@ pub mod cycle;
 mod events;
 pub mod expire;
 pub mod facts;
+pub mod fence;
 pub mod filter;
 mod hub;
 mod identity;
 pub mod leader;
 pub mod lease;
 pub mod metrics;
+mod owners;
 pub mod plan;
 pub mod pool;
 mod pools;

@@ -1,7 +1,7 @@
 //! One Run × what is known → the one next thing to do with it.
 //!
 //! The order of the questions is the point of this file: going away, ended, owned, and only then
-//! waiting for a Pod.
+//! waiting for a Pod. Of an owned Run, first whether a fence holds, then whether one is needed.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use crate::{
     cycle::{self, Ask, Outcome, Wait},
     expire::{self, Expiry},
     facts::Amounts,
-    recover::{self, Fence},
+    fence::{Fence, Owner, fence},
+    recover,
     snapshot::Snapshot,
 };
 
@@ -30,7 +31,8 @@ const SAFETY_LOOK: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct View<'a> {
     pub run: &'a Run,
-    pub pod: Pod,
+    /// The Pod it is assigned to; `None` when it is on none.
+    pub owner: Option<Owner>,
     /// Capacity that the Runtime gives each Pod; `None`: there is no such Runtime.
     pub declared: Option<Amounts>,
     /// The Pods of the Runtime.
@@ -40,17 +42,6 @@ pub struct View<'a> {
     pub jitter: f64,
 }
 
-/// What is known of the Pod a Run is assigned to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pod {
-    /// The watch shows a Pod of exactly that UID, or a live read did.
-    There,
-    /// The watch does not show it: a hint, never a verdict (C-2.3).
-    NotSeen,
-    /// A live read found no Pod of that UID.
-    Gone,
-}
-
 /// The next thing to do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
@@ -58,8 +49,10 @@ pub enum Plan {
     Nothing,
     /// Look again after this time.
     Later(Duration),
-    /// Read the Pod live.
-    ConfirmPod { name: String, uid: PodUid },
+    /// Read the owner live: Pod, heartbeat and, if the Pod is gone, its node.
+    ConfirmOwner { name: String, uid: PodUid },
+    /// Delete the owner's Pod, to obtain a fence.
+    DeletePod { name: String, uid: PodUid },
     /// Write a status.
     Write { status: Box<RunStatus>, why: Why },
     /// Write an assignment, after reserving its room.
@@ -101,42 +94,44 @@ pub fn plan(view: View<'_>) -> Plan {
             Expiry::Now => Plan::Delete,
         };
     }
-    match run.assignment() {
-        Some((name, uid)) => owned(&view, name, uid),
-        None => waiting(view),
+    match (run.assignment(), &view.owner) {
+        (Some((name, uid)), Some(owner)) => owned(&view, owner, name, uid),
+        _ => waiting(view),
     }
 }
 
 fn deleting(view: &View<'_>) -> Plan {
-    let fence = recover::fence(view.run, view.pod == Pod::Gone);
-    if expire::may_release(view.run, fence) {
+    let Some((owner, (name, uid))) = view.owner.as_ref().zip(view.run.assignment()) else {
+        return if expire::is_held(view.run) {
+            Plan::RemoveFinalizer
+        } else {
+            Plan::Nothing
+        };
+    };
+    if expire::may_release(view.run, fence(view.run, owner)) {
         return Plan::RemoveFinalizer;
     }
-    match view.run.assignment() {
-        Some((name, uid)) if view.pod == Pod::NotSeen => Plan::ConfirmPod {
-            name: name.to_owned(),
-            uid,
-        },
-        // Its owner removes the finalizer. Should the owner's Pod go before it did, nobody tells: an
-        // ended Run is on no Pod any more.
-        Some(_) if expire::is_held(view.run) => Plan::Later(SAFETY_LOOK),
-        _ => Plan::Nothing,
+    if owner.is_suspect() {
+        return suspect(owner, name, uid);
     }
+    // Its owner removes the finalizer. Should the owner go before it did, nobody tells: an ended Run is
+    // on no Pod any more.
+    Plan::Later(SAFETY_LOOK.min(owner.look_again()))
 }
 
-fn owned(view: &View<'_>, name: &str, uid: PodUid) -> Plan {
-    let fence = recover::fence(view.run, view.pod == Pod::Gone);
-    if let Some(fence) = fence {
+fn owned(view: &View<'_>, owner: &Owner, name: &str, uid: PodUid) -> Plan {
+    if let Some(fence) = fence(view.run, owner) {
         return lost(view, fence);
     }
-    if view.pod == Pod::NotSeen {
-        return Plan::ConfirmPod {
-            name: name.to_owned(),
-            uid,
-        };
+    if owner.is_suspect() {
+        // The route goes first, and not by hearsay.
+        let unrouted = recover::unroute(view.run, owner.complaint(), view.now).filter(|_| owner.confirmed);
+        return unrouted.map_or_else(|| suspect(owner, name, uid), write);
     }
+    // Nobody tells when a heartbeat stays away.
+    let look = owner.look_again();
     match recover::healthy_in(view.run, view.now) {
-        None => Plan::Nothing,
+        None => Plan::Later(look),
         Some(Duration::ZERO) => {
             let mut status = view.run.status.clone().unwrap_or_default();
             status.failed_attempts = None;
@@ -145,12 +140,27 @@ fn owned(view: &View<'_>, name: &str, uid: PodUid) -> Plan {
                 why: Why::Healthy,
             }
         }
-        Some(left) => Plan::Later(left),
+        Some(left) => Plan::Later(left.min(look)),
+    }
+}
+
+/// Nothing proves yet that the owner is out.
+fn suspect(owner: &Owner, name: &str, uid: PodUid) -> Plan {
+    let name = name.to_owned();
+    if !owner.confirmed {
+        Plan::ConfirmOwner { name, uid }
+    } else if owner.may_be_deleted() {
+        Plan::DeletePod { name, uid }
+    } else {
+        Plan::Later(owner.look_again())
     }
 }
 
 fn lost(view: &View<'_>, fence: Fence) -> Plan {
-    let step = recover::step(view.run, fence, view.now, view.jitter);
+    write(recover::step(view.run, fence, view.now, view.jitter))
+}
+
+fn write(step: recover::Step) -> Plan {
     Plan::Write {
         status: Box::new(step.status),
         why: Why::Recover(step.kind),

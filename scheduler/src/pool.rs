@@ -1,11 +1,14 @@
 //! Runtime → the objects its pool needs (C-7.2), or why there will be none.
 //!
 //! [`pod`] writes the Deployment and its Pods, [`refuse`] says what a template may not have,
-//! [`apply`] brings the objects into the cluster.
+//! [`apply`] brings the objects into the cluster, `roll` says when a template may change, and `report`
+//! tells what became of it.
 
 pub mod apply;
 mod pod;
 mod refuse;
+pub(crate) mod report;
+pub(crate) mod roll;
 
 use std::collections::BTreeMap;
 
@@ -16,7 +19,10 @@ use kruntimes_api::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{args::PullPolicy, facts::Amounts};
+use crate::{
+    args::PullPolicy,
+    facts::{ANNOTATION_TEMPLATE, Amounts, DeploymentFacts},
+};
 
 /// Label of every object made here.
 pub const LABEL_MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "kruntimes-scheduler");
@@ -32,6 +38,8 @@ pub struct Config {
     pub cluster_role: String,
     pub gateway_namespace: String,
     pub extra_args: Vec<String>,
+    /// Egress rules of every pool, a list; `None`: egress is free.
+    pub egress: Option<Value>,
 }
 
 /// Why a Runtime gets no pool; the reason and message of its Accepted condition.
@@ -101,11 +109,37 @@ pub fn objects(runtime: &Runtime, config: &Config, replicas: bool) -> Result<Vec
         ),
     });
     let deployment = pod::deployment(runtime, config, &account, replicas);
+    let template = digest(&deployment["spec"]["template"]);
+    let mut deployment = object(runtime, "apps/v1", "Deployment", deployment);
+    deployment["metadata"]["annotations"] = json!({ ANNOTATION_TEMPLATE: template });
     objects.push(Object {
         kind: Kind::Deployment,
-        value: object(runtime, "apps/v1", "Deployment", deployment),
+        value: deployment,
     });
     Ok(objects)
+}
+
+// === impl Object ===
+
+impl Object {
+    /// Whether applying this Deployment replaces the Pods of the one that is there.
+    pub(crate) fn rolls(&self, live: Option<&DeploymentFacts>) -> bool {
+        let wanted = self
+            .value
+            .pointer("/metadata/annotations")
+            .and_then(|it| it.get(ANNOTATION_TEMPLATE)?.as_str());
+        live.and_then(|it| it.template.as_deref())
+            .is_some_and(|known| Some(known) != wanted)
+    }
+}
+
+/// The same for equal templates, whoever computes it: maps of `serde_json` are ordered.
+fn digest(template: &Value) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, template.to_string().as_bytes());
+    digest.as_ref()[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// The ConfigMap of a namespace, owned by every Runtime there: it goes with the last one.
@@ -183,9 +217,10 @@ fn service(runtime: &Runtime) -> Value {
     } })
 }
 
-/// Nothing reaches the Pods but gateways on the hop and scrapers on the metrics.
+/// Nothing reaches the Pods but gateways on the hop and scrapers on the metrics; what they may reach is the
+/// operator's to say.
 fn network_policy(runtime: &Runtime, config: &Config) -> Value {
-    json!({ "spec": {
+    let mut spec = json!({
         "podSelector": { "matchLabels": pod_labels(runtime) },
         "policyTypes": ["Ingress"],
         "ingress": [
@@ -195,7 +230,12 @@ fn network_policy(runtime: &Runtime, config: &Config) -> Value {
             },
             { "from": [{ "namespaceSelector": {} }], "ports": [{ "port": names::PORT_ADMIN, "protocol": "TCP" }] },
         ],
-    } })
+    });
+    if let Some(egress) = &config.egress {
+        spec["policyTypes"] = json!(["Ingress", "Egress"]);
+        spec["egress"] = egress.clone();
+    }
+    json!({ "spec": spec })
 }
 
 /// Names, labels and owner that every object of a pool has.

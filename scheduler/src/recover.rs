@@ -1,8 +1,7 @@
 //! Lost owner → fenced → next attempt, or the end (C-7.3).
 //!
 //! Two writes, in this order: first Ready=False/`Recovering` without owner, so that gateways drop
-//! the route; then, under a fence, the assignment is cleared. A fence is a proof that the old
-//! owner can run nothing of this Run any more. A missed heartbeat or an unready Pod is none.
+//! the route; then, under a [`Fence`], the assignment is cleared.
 
 use std::time::Duration;
 
@@ -15,15 +14,7 @@ use kruntimes_api::{
     status::{READY, RUNNING, SCHEDULED, Says},
 };
 
-/// Why the old owner is provably out. Further fences of C-7.3 (a deleting Pod out of the endpoints
-/// and 40 s without heartbeat) become further variants; what follows is the same for all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fence {
-    /// The owner confirmed that it holds nothing of this attempt (`releasedAttempt`).
-    Released,
-    /// A Pod with exactly that UID does not exist any more, by a live read.
-    PodGone,
-}
+use crate::fence::Fence;
 
 /// What to write next.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +36,8 @@ pub enum Kind {
     HandedOver,
     /// The budget is spent.
     Exhausted,
+    /// Another attempt would end alike.
+    Permanent,
     /// It was to be cancelled, and nobody is left who could be asked to.
     Cancelled,
 }
@@ -53,14 +46,36 @@ pub enum Kind {
 pub const POD_GONE: &str = "PodGone";
 /// The reason of a hand-over that costs no attempt.
 const DRAINING: &str = "Draining";
+/// Reasons that are no accident of one attempt: the server lacks what the Run needs (C-5.7).
+const PERMANENT: [&str; 2] = ["FunctionModeUnsupported", "TaskModeUnsupported"];
 
-/// The fence that holds for an assigned Run. `pod_gone` is what a live read of the Pod said.
-pub fn fence(run: &Run, pod_gone: bool) -> Option<Fence> {
-    let status = run.status.as_ref()?;
-    if status.attempt.is_some() && status.released_attempt == status.attempt {
-        return Some(Fence::Released);
+/// The write that takes the route away and nothing else; `None` when there is none.
+pub fn unroute(run: &Run, message: &str, now: Timestamp) -> Option<Step> {
+    let mut status = run.status.clone().unwrap_or_default();
+    if run.condition(READY).is_none_or(|it| it.status != "True") && status.owner.is_none() {
+        return None;
     }
-    pod_gone.then_some(Fence::PodGone)
+    // The transition time of Ready is lost by this write, so a long good life is noted now.
+    if is_healthy(run, now) {
+        status.failed_attempts = None;
+    }
+    status.owner = None;
+    if status.phase == Some(Phase::Ready) {
+        status.phase = Some(Phase::Running);
+    }
+    status.message = Some(message.to_owned());
+    let says = Says {
+        kind: READY,
+        holds: false,
+        reason: "Recovering",
+        message,
+    };
+    status.set(says, run.metadata.generation, now);
+    Some(Step {
+        status,
+        kind: Kind::Recovering,
+        reason: String::new(),
+    })
 }
 
 /// The next step for an assigned Run that has not ended, under `fence`.
@@ -68,52 +83,26 @@ pub fn fence(run: &Run, pod_gone: bool) -> Option<Fence> {
 /// `jitter` is drawn from 0.0..1.0.
 pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
     let generation = run.metadata.generation;
-    let mut status = run.status.clone().unwrap_or_default();
-    let ready = run.condition(READY);
-    if run.condition(READY).is_some_and(|it| it.status == "True") || status.owner.is_some() {
-        // The transition time of Ready is lost by this write, so a long good life is noted now.
-        if is_healthy(run, now) {
-            status.failed_attempts = None;
-        }
-        status.owner = None;
-        if status.phase == Some(Phase::Ready) {
-            status.phase = Some(Phase::Running);
-        }
-        let message = match fence {
-            Fence::PodGone => "the owning Pod is gone",
-            Fence::Released => "the owning Pod gave the function back",
-        };
-        status.message = Some(message.to_owned());
-        status.set(
-            Says {
-                kind: READY,
-                holds: false,
-                reason: "Recovering",
-                message,
-            },
-            generation,
-            now,
-        );
-        return Step {
-            status,
-            kind: Kind::Recovering,
-            reason: String::new(),
-        };
+    let message = match fence {
+        Fence::PodGone => "the owning Pod is gone",
+        Fence::PodOut => "the owning Pod is being deleted and sends no heartbeat",
+        Fence::Released => "the owning Pod gave the function back",
+    };
+    if let Some(step) = unroute(run, message, now) {
+        return step;
     }
 
-    let (cost, reason, detail) = match fence {
-        // Never claimed: nothing of it has run, so nothing has failed.
-        Fence::PodGone if run.phase() == Phase::Scheduled => (false, POD_GONE, String::new()),
-        Fence::PodGone => (true, POD_GONE, String::new()),
-        Fence::Released => {
-            let reason = ready.map_or("Released", |it| it.reason.as_str());
-            (
-                reason != DRAINING,
-                reason,
-                ready.map(|it| it.message.clone()).unwrap_or_default(),
-            )
-        }
+    let mut status = run.status.clone().unwrap_or_default();
+    let ready = run.condition(READY);
+    let (reason, detail) = match fence {
+        Fence::PodGone | Fence::PodOut => (POD_GONE, String::new()),
+        Fence::Released => (
+            ready.map_or("Released", |it| it.reason.as_str()),
+            ready.map(|it| it.message.clone()).unwrap_or_default(),
+        ),
     };
+    // Never claimed: nothing of it has run, so nothing has failed.
+    let cost = run.phase() != Phase::Scheduled && reason != DRAINING;
     let reason = reason.to_owned();
     let pod = status.assigned_pod.clone().unwrap_or_default();
     let attempt = status.attempt.unwrap_or_default();
@@ -126,6 +115,23 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
         return Step {
             status,
             kind: Kind::Cancelled,
+            reason,
+        };
+    }
+    let detail = if detail.is_empty() {
+        String::new()
+    } else {
+        format!(": {detail}")
+    };
+    if fence == Fence::Released && PERMANENT.contains(&reason.as_str()) {
+        let message = format!(
+            "attempt {attempt} on Pod {pod} failed ({reason}{detail}); another Pod of this Runtime would not do better"
+        );
+        unschedule(&mut status, &reason, &message, generation, now);
+        status.finish(Phase::Failed, &reason, &message, generation, now);
+        return Step {
+            status,
+            kind: Kind::Permanent,
             reason,
         };
     }
@@ -143,11 +149,6 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
     }
 
     let before = status.failed_attempts.unwrap_or_default();
-    let detail = if detail.is_empty() {
-        String::new()
-    } else {
-        format!(": {detail}")
-    };
     match retry::next(
         &run.spec.mode,
         run.spec.retry_policy.as_ref(),

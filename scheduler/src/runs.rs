@@ -15,10 +15,11 @@ use crate::{
     bind::{Writer, Written},
     cycle::Ask,
     events::Events,
-    facts::ObjectKey,
+    facts::{ObjectKey, Signs},
+    fence::{Owner, Presence},
     hub::{Hub, State},
     metrics::{Metrics, WriteLabels},
-    plan::{Plan, Pod, View, Why, plan},
+    plan::{Plan, View, Why, plan},
     pool,
     recover::Kind,
     snapshot::Snapshot,
@@ -27,8 +28,6 @@ use crate::{
 /// After a write the watch normally answers within milliseconds; when it has not after this, the
 /// object is read.
 const WATCH_PATIENCE: Duration = Duration::from_secs(2);
-/// A Run whose Pod exists and is not shown by the watch is looked at this often.
-const UNSEEN_POD_LOOK: Duration = Duration::from_secs(30);
 /// Pause after a failure that time may heal.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -40,6 +39,13 @@ pub(crate) struct RunLoop<'a> {
     events: Events,
     /// Versions that we have written over and that the watch still shows.
     written: HashMap<RunUid, (Option<String>, Instant)>,
+}
+
+/// What live reads said of an owner.
+struct Confirmed {
+    uid: PodUid,
+    presence: Presence,
+    node_reachable: bool,
 }
 
 /// What a look at a Run leads to.
@@ -84,17 +90,13 @@ impl<'a> RunLoop<'a> {
             Look::Do(run, plan) => (run, plan),
             Look::Gone => return,
         };
-        let Plan::ConfirmPod { name, uid } = plan else {
+        let Plan::ConfirmOwner { name, uid } = plan else {
             return self.act(key, &run, plan).await;
         };
-        let Some(pod) = self.confirm(key, &name, &uid).await else {
+        let Some(confirmed) = self.confirm(key, &name, uid).await else {
             return self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
         };
-        if pod == Pod::There {
-            // The watch is behind, or has lost the Pod's label; then it will not tell of its end.
-            self.hub.runs.wake_after(key.clone(), UNSEEN_POD_LOOK);
-        }
-        match self.decide(key, Some((&uid, pod))) {
+        match self.decide(key, Some(&confirmed)) {
             Look::Do(now, plan) if now == run => self.act(key, &run, plan).await,
             // It has moved on during the read.
             _ => self.hub.runs.wake(key.clone()),
@@ -102,7 +104,7 @@ impl<'a> RunLoop<'a> {
     }
 
     /// What to do with the Run as the watch shows it.
-    fn decide(&mut self, key: &ObjectKey, confirmed: Option<(&PodUid, Pod)>) -> Look {
+    fn decide(&mut self, key: &ObjectKey, confirmed: Option<&Confirmed>) -> Look {
         let state = self.hub.lock();
         let Some((run, uid)) = state
             .world
@@ -127,20 +129,57 @@ impl<'a> RunLoop<'a> {
             // Its assignment is under way, and the watch shows something older.
             return Look::Read(run);
         }
-        let plan = plan(view(&state, key, &run, confirmed));
+        let plan = plan(view(&state, key, &run, confirmed, self.hub.now()));
         drop(state);
         Look::Do(run, plan)
     }
 
-    async fn confirm(&self, key: &ObjectKey, pod: &str, uid: &PodUid) -> Option<Pod> {
-        match self.writer.pod_is_gone(&key.namespace, pod, uid).await {
-            Ok(true) => Some(Pod::Gone),
-            Ok(false) => Some(Pod::There),
-            Err(error) => {
-                tracing::warn!(run = %Name(key), pod, error, "cannot read the Pod of a Run");
-                None
+    /// Reads the owner live; `None` when the API does not tell.
+    async fn confirm(&self, key: &ObjectKey, pod: &str, uid: PodUid) -> Option<Confirmed> {
+        let failed = |error| {
+            tracing::warn!(run = %Name(key), pod, error, "cannot read the owner of a Run");
+            None
+        };
+        let live = match self.writer.pod(&key.namespace, pod, &uid).await {
+            Ok(live) => live,
+            Err(error) => return failed(error),
+        };
+        let Some(live) = live else {
+            let node = self
+                .hub
+                .lock()
+                .world
+                .node_of(uid.as_str())
+                .map(|it| it.map(str::to_owned));
+            let node_reachable = match node {
+                // We never saw the Pod, so nothing vouches for its end.
+                None => false,
+                // It never was on a node.
+                Some(None) => true,
+                Some(Some(node)) => self.writer.node_is_reachable(&node).await,
+            };
+            return Some(Confirmed {
+                uid,
+                presence: Presence::Gone,
+                node_reachable,
+            });
+        };
+        match self.writer.beat(&key.namespace, pod).await {
+            Ok(Some(beat)) if beat.holder == uid.as_str() => {
+                let mut state = self.hub.lock();
+                // The watch is late: it lives.
+                if state.world.beat(&beat.key).is_none_or(|known| *known != beat) {
+                    state.world.heard(uid.as_str(), Instant::now());
+                }
             }
+            Ok(_) => {}
+            Err(error) => return failed(error),
         }
+        Some(Confirmed {
+            uid,
+            presence: Presence::There(Signs::of(&live)),
+            node_reachable: false,
+        })
     }
 
     async fn act(&mut self, key: &ObjectKey, run: &Arc<Run>, plan: Plan) {
@@ -148,7 +187,8 @@ impl<'a> RunLoop<'a> {
             Plan::Nothing => {}
             Plan::Later(pause) => self.hub.runs.wake_after(key.clone(), pause),
             // It was confirmed before; another Pod is meant now.
-            Plan::ConfirmPod { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
+            Plan::ConfirmOwner { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
+            Plan::DeletePod { name, uid } => self.delete_pod(key, &name, &uid).await,
             Plan::Write { status, why } => {
                 if why == Why::Recover(Kind::HandedOver)
                     && let Some((_, pod)) = run.assignment()
@@ -207,6 +247,26 @@ impl<'a> RunLoop<'a> {
         }
     }
 
+    /// The Pod's end, or what its deletion says of it, wakes the Run.
+    async fn delete_pod(&self, key: &ObjectKey, name: &str, uid: &PodUid) {
+        let result = self.writer.delete_pod(&key.namespace, name, uid).await;
+        let labels = WriteLabels {
+            about: "delete_pod",
+            result: result.label(),
+        };
+        self.metrics.run_writes.get_or_create(&labels).inc();
+        match result {
+            Written::Done => {
+                tracing::warn!(run = %Name(key), pod = name, "its silent owner's Pod is deleted");
+            }
+            Written::Refused(error) | Written::Unknown(error) => {
+                tracing::error!(run = %Name(key), pod = name, error, "cannot delete the Pod of a silent owner");
+            }
+            Written::Same | Written::Conflict | Written::NotLeader => {}
+        }
+        self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
+    }
+
     /// Whatever happened, this version is not decided on again before the watch or a read has
     /// shown what became of it.
     fn settle(&mut self, key: &ObjectKey, run: &Run, about: &'static str, result: Written) {
@@ -250,20 +310,16 @@ impl<'a> RunLoop<'a> {
         if let Some(uid) = uid {
             self.written.remove(&uid);
         }
-        self.hub.change(|state, wakes| match live {
-            Some(live) => {
-                if let Some(uid) = uid {
-                    // Live and still without the assignment: the write never arrived. If it yet
-                    // does, the next write that is guarded by this version is refused.
-                    state.assumed.forget(uid);
-                }
-                state.world.apply_run(live, wakes);
+        self.hub.change(|state, wakes| {
+            if let Some(uid) = uid {
+                // Live and still without the assignment: the write never arrived. If it yet does, the
+                // next write that is guarded by this version is refused.
+                state.assumed.forget(uid);
             }
-            None => {
-                if let Some(uid) = uid {
-                    state.assumed.gone(uid);
-                }
-                state.world.delete_run(run, wakes);
+            match live {
+                Some(live) if live.run_uid() == uid => state.world.refresh_run(live, wakes),
+                // Gone, or another one has its name, which the watch brings.
+                _ => state.world.delete_run(run, wakes),
             }
         });
         self.hub.runs.wake_after(key.clone(), Duration::from_millis(100));
@@ -289,28 +345,46 @@ impl<'a> RunLoop<'a> {
 }
 
 /// What is known around `run` at this instant.
-fn view<'a>(state: &State, key: &ObjectKey, run: &'a Run, confirmed: Option<(&PodUid, Pod)>) -> View<'a> {
+fn view<'a>(
+    state: &State,
+    key: &ObjectKey,
+    run: &'a Run,
+    confirmed: Option<&Confirmed>,
+    now: Timestamp,
+) -> View<'a> {
     let world = &state.world;
-    let pod = run.assignment().map_or(Pod::NotSeen, |(name, uid)| {
+    let owner = run.assignment().map(|(name, uid)| {
+        let silence = world.silence(uid.as_str(), Instant::now());
+        if let Some(confirmed) = confirmed.filter(|it| it.uid == uid) {
+            return Owner {
+                presence: confirmed.presence,
+                silence,
+                confirmed: true,
+                node_reachable: confirmed.node_reachable,
+            };
+        }
         let seen = world.pod(&ObjectKey::new(key.namespace.clone(), name));
-        match confirmed {
-            Some((asked, verdict)) if *asked == uid => verdict,
-            _ if seen.is_some_and(|it| it.uid == uid) => Pod::There,
-            _ => Pod::NotSeen,
+        let presence = seen
+            .filter(|it| it.uid == uid)
+            .map_or(Presence::NotSeen, |it| Presence::There(it.signs));
+        Owner {
+            presence,
+            silence,
+            confirmed: false,
+            node_reachable: false,
         }
     });
     let runtime = ObjectKey::new(key.namespace.clone(), run.spec.runtime.clone());
-    let waits = run.assignment().is_none();
     View {
         run,
-        pod,
         declared: world.runtime(&runtime).map(|it| pool::capacity(&it.spec)),
-        snapshot: if waits {
+        snapshot: if owner.is_none() {
             Snapshot::take(world, &state.assumed, &runtime, Instant::now())
         } else {
             Snapshot::default()
         },
-        now: Timestamp::now(),
+        owner,
+        now,
         jitter: jitter(),
     }
 }
@@ -335,6 +409,7 @@ fn about(why: Why) -> &'static str {
         Why::Recover(Kind::Retrying) => "retry",
         Why::Recover(Kind::HandedOver) => "hand_over",
         Why::Recover(Kind::Exhausted) => "exhaust",
+        Why::Recover(Kind::Permanent) => "fail",
         Why::Recover(Kind::Cancelled) => "cancel",
     }
 }
@@ -344,7 +419,7 @@ fn log_write(key: &ObjectKey, why: Why, detail: Option<&str>) {
     let about = about(why);
     match why {
         Why::Waits(_) | Why::Healthy => tracing::debug!(%run, about, detail, "status written"),
-        Why::NeverFits | Why::Recover(Kind::Exhausted) => {
+        Why::NeverFits | Why::Recover(Kind::Exhausted | Kind::Permanent) => {
             tracing::warn!(%run, about, detail, "the Run has failed");
         }
         _ => tracing::info!(%run, about, detail, "status written"),

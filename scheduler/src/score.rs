@@ -119,8 +119,9 @@ mod tests {
         pod
     }
 
+    /// C-7.1
     #[test]
-    fn the_least_loaded_wins_then_the_name_c_7_1() {
+    fn the_least_loaded_wins_then_the_name() {
         let pods = [used("c", 1), used("b", 1), used("a", 5)];
         assert_eq!(best(&ask(), &pods.iter().collect::<Vec<_>>()).unwrap().name, "b");
         assert_eq!(best(&ask(), &[]), None);
@@ -134,6 +135,7 @@ mod tests {
         assert_eq!(best(&ask(), &[&starved, &roomy]).unwrap().name, "b");
     }
 
+    /// C-7.1: preferred affinity.
     #[test]
     fn a_preferred_neighbour_outweighs_load() {
         let run = fixtures::run("ns", "n").with(|it| {
@@ -150,6 +152,7 @@ mod tests {
     }
 
     proptest! {
+        /// C-7.1: a stable tie-break.
         #[test]
         fn the_order_of_the_input_does_not_matter(loads in proptest::collection::vec(0u64..10, 1..8), seed: u64) {
             let pods: Vec<_> = loads.iter().enumerate().map(|(i, runs)| used(&format!("p{i}"), *runs)).collect();

@@ -113,18 +113,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        facts::{BeatFacts, PodFacts},
+        facts::{self, BeatFacts, PodFacts},
         world::{HEARTBEAT_FRESH, Wakes},
     };
 
     fn pod(name: &str) -> PodFacts {
-        PodFacts {
-            key: ObjectKey::new("ns", name),
-            uid: PodUid::new(fixtures::uid(name)).unwrap(),
-            runtime: "python".to_owned(),
-            serves: true,
-            capacity: Amounts::from([("runs".to_owned(), Amount::whole(2))]),
-        }
+        facts::serving(name, 2)
     }
 
     fn beat(pod: &PodFacts, second: i64) -> BeatFacts {
@@ -142,8 +136,9 @@ mod tests {
         Snapshot::take(world, &Assumed::default(), &pool, now).pods[0].available
     }
 
+    /// C-7.1
     #[test]
-    fn a_heartbeat_is_aged_from_when_we_saw_it_change_c_7_1() {
+    fn a_heartbeat_is_aged_from_when_we_saw_it_change() {
         let mut world = World::default();
         let mut wakes = Wakes::default();
         let start = Instant::now();

@@ -3,7 +3,6 @@
 use std::{collections::HashSet, fmt::Debug};
 
 use futures::{StreamExt as _, future::join_all};
-use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod};
 use kruntimes_api::{
     Run, Runtime,
@@ -172,9 +171,8 @@ impl Watched for Lease {
 
     fn reset(scope: Option<&str>, all: Vec<Self>, state: &mut State, wakes: &mut Wakes) {
         let all = all.iter().filter_map(BeatFacts::of).collect();
-        state
-            .world
-            .reset_beats(scope, all, Instant::now(), Timestamp::now(), wakes);
+        let wall = (state.clock)();
+        state.world.reset_beats(scope, all, Instant::now(), wall, wakes);
     }
 }
 
@@ -228,6 +226,7 @@ impl Watched for Deployment {
 mod tests {
     use std::collections::BTreeMap;
 
+    use jiff::Timestamp;
     use kruntimes_api::{
         fixtures,
         keys::{Attempt, PodUid},
@@ -238,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_run_that_vanishes_between_two_watches_gives_its_room_back() {
-        let (mut state, mut wakes) = (State::default(), Wakes::default());
+        let (mut state, mut wakes) = (State::new(Timestamp::now), Wakes::default());
         for (namespace, name) in [("ns", "gone"), ("ns", "kept"), ("other", "elsewhere")] {
             let run = fixtures::run(namespace, name).build();
             let reservation = Reservation {

@@ -16,8 +16,8 @@ use kruntimes_api::{Run, Runtime, names};
 use tokio::time::Instant;
 
 pub use self::pods::{Beat, HEARTBEAT_FRESH};
-use self::table::Table;
-use crate::facts::{DeploymentFacts, ObjectKey, PodFacts};
+use self::{pods::Life, table::Table};
+use crate::facts::{BeatFacts, DeploymentFacts, ObjectKey, PodFacts};
 
 /// Everything the watches have told us.
 #[derive(Debug, Default)]
@@ -33,6 +33,10 @@ pub struct World {
     waiting: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
     /// Pods that have just handed a Run back because they drain, by UID.
     draining: HashMap<String, Instant>,
+    /// Pods by UID, also those that are gone, for a while.
+    lives: HashMap<String, Life>,
+    /// When we began to listen; `None` in tests that do not care.
+    born: Option<Instant>,
     /// Pods by Runtime.
     pools: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
 }
@@ -57,6 +61,11 @@ impl World {
 
     pub fn deployment(&self, key: &ObjectKey) -> Option<&DeploymentFacts> {
         self.deployments.rows.get(key)
+    }
+
+    /// A heartbeat as the watch has shown it.
+    pub fn beat(&self, key: &ObjectKey) -> Option<&BeatFacts> {
+        self.beats.rows.get(key).map(|it| &it.facts)
     }
 
     /// The Pod of this name, if the watch has shown it.
@@ -131,6 +140,15 @@ impl World {
         }
         let old = self.runs.rows.insert(key.clone(), Arc::clone(&run));
         self.run_changed(&key, old, Some(run), wakes);
+    }
+
+    /// A live read of a Run that is known. One that the watch has seen go meanwhile stays gone: nothing
+    /// would remove it again.
+    pub fn refresh_run(&mut self, run: Run, wakes: &mut Wakes) {
+        let known = ObjectKey::of(&run).and_then(|key| self.runs.rows.get(&key));
+        if known.is_some_and(|it| it.metadata.uid == run.metadata.uid) {
+            self.apply_run(run, wakes);
+        }
     }
 
     pub fn delete_run(&mut self, run: &Run, wakes: &mut Wakes) {

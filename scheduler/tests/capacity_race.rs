@@ -14,8 +14,9 @@ fn assigned(api: &Api, runs: usize) -> BTreeSet<String> {
         .collect()
 }
 
+/// C-7.1
 #[tokio::test]
-async fn assignments_that_the_watch_has_not_shown_take_room_c_7_1() {
+async fn assignments_that_the_watch_has_not_shown_take_room() {
     let api = installation();
     make_pod(&api, "pod-a", 2);
     make_pod(&api, "pod-b", 2);
@@ -39,6 +40,7 @@ async fn assignments_that_the_watch_has_not_shown_take_room_c_7_1() {
     assert_eq!(assigned(&api, 10).len(), 4);
 }
 
+/// C-7.1: conflicts re-queue.
 #[tokio::test]
 async fn a_conflict_frees_the_room_and_is_decided_again() {
     let api = installation();

@@ -69,8 +69,9 @@ async fn a_leader_that_cannot_renew_stops_writing_and_no_run_is_assigned_twice()
     assert_eq!(holder(&api).as_deref(), Some("second"));
 }
 
+/// C-7.1
 #[tokio::test]
-async fn nothing_is_bound_before_every_watch_has_listed_c_7_1() {
+async fn nothing_is_bound_before_every_watch_has_listed() {
     let api = installation();
     make_pod(&api, "pod-a", 1);
     api.faults(|it| it.unlisted = vec!["pods"]);

@@ -6,5 +6,8 @@ mod common;
 
 mod capacity_race;
 mod failover;
+mod lost;
 mod place;
+mod pools;
 mod recover;
+mod stale;

@@ -1,4 +1,4 @@
-//! Runs find Pods, or say why not (C-7.1), and pools are made (C-7.2).
+//! Runs find Pods, or say why not (C-7.1).
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,9 @@ use serde_json::json;
 
 use crate::common::*;
 
+/// C-7.1
 #[tokio::test]
-async fn a_run_gets_a_pod_as_soon_as_one_beats_c_7_1() {
+async fn a_run_gets_a_pod_as_soon_as_one_beats() {
     let api = installation();
     let _scheduler = Scheduler::start(&api, "a");
     make_run(&api, fixtures::run(NS, "first"));
@@ -27,6 +28,7 @@ async fn a_run_gets_a_pod_as_soon_as_one_beats_c_7_1() {
     assert_eq!(run.condition("Ready").map(|it| it.status.as_str()), Some("False"));
 }
 
+/// C-7.1: least loaded; a full pool is waited for.
 #[tokio::test]
 async fn load_is_spread_and_a_full_pool_says_so_until_room_is_free() {
     let api = installation();
@@ -49,8 +51,9 @@ async fn load_is_spread_and_a_full_pool_says_so_until_room_is_free() {
     assert_eq!(pod_of(&fifth).map(str::to_owned), freed);
 }
 
+/// C-2
 #[tokio::test]
-async fn a_run_of_no_runtime_says_so_and_goes_on_when_there_is_one_c_2() {
+async fn a_run_of_no_runtime_says_so_and_goes_on_when_there_is_one() {
     let api = installation();
     let _scheduler = Scheduler::start(&api, "a");
     make_run(&api, fixtures::run(NS, "typo").runtime("pyhton"));
@@ -106,6 +109,7 @@ async fn a_recreated_run_is_a_new_run() {
     }
 }
 
+/// C-7.1: cancel before assignment. C-7.4: TTL after the end.
 #[tokio::test]
 async fn a_cancel_before_the_assignment_and_a_ttl_after_the_end() {
     let api = installation();
@@ -129,8 +133,9 @@ async fn a_cancel_before_the_assignment_and_a_ttl_after_the_end() {
     assert!(find_run(&api, "kept").is_some());
 }
 
+/// C-6.7
 #[tokio::test]
-async fn modes_come_from_the_heartbeat_c_6_7() {
+async fn modes_come_from_the_heartbeat() {
     let api = installation();
     let uid = make_pod(&api, "pod-a", 2);
     beat(&api, "pod-a", &uid, "");
@@ -142,96 +147,4 @@ async fn modes_come_from_the_heartbeat_c_6_7() {
     beat(&api, "pod-a", &uid, "function");
     until_assigned(&api, "function").await;
     assert_eq!(scheduled_reason(&run(&api, "task")), Some("TaskModeUnsupported"));
-}
-
-#[tokio::test]
-async fn a_pool_is_made_once_and_its_status_follows_c_7_2() {
-    let api = installation();
-    let _scheduler = Scheduler::start(&api, "a");
-    let condition = |api: &Api, kind: &str| {
-        let runtime = api.get("runtimes", NS, "python")?;
-        let reason = says(&runtime, kind)?;
-        Some(reason.1)
-    };
-    api.until("not ready yet", |api| {
-        (condition(api, "Ready").as_deref() == Some("NoPodReady")).then_some(())
-    })
-    .await;
-    for plural in [
-        "deployments",
-        "services",
-        "serviceaccounts",
-        "rolebindings",
-        "networkpolicies",
-    ] {
-        assert!(api.get(plural, NS, "runtime-python").is_some(), "{plural}");
-    }
-    // A controller reports, over and over.
-    for _ in 0..5 {
-        api.edit("deployments", NS, "runtime-python", |it| {
-            let seen = it["status"]["observedGeneration"].as_i64().unwrap_or(0);
-            it["status"] = json!({ "replicas": 1, "readyReplicas": 1, "observedGeneration": seen + 1 });
-        });
-    }
-    api.until("ready", |api| {
-        (condition(api, "Ready").as_deref() == Some("PodsReady")).then_some(())
-    })
-    .await;
-    let applied = api
-        .lock()
-        .writes
-        .iter()
-        .filter(|it| it.what == "deployments")
-        .count();
-    assert_eq!(applied, 1, "an unchanged Deployment is not applied again");
-    // An edit of the spec is put right.
-    api.edit("deployments", NS, "runtime-python", |it| {
-        it["spec"]["template"]["spec"]["containers"][1]["image"] = json!("stranger");
-        it["metadata"]["generation"] = json!(2);
-    });
-    api.until("put right", |api| {
-        let deployment = api.get("deployments", NS, "runtime-python")?;
-        let image = deployment.pointer("/spec/template/spec/containers/1/image")?;
-        (image == "kruntimes/runtimed:test").then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn identities_are_made_and_published_when_there_is_something_to_call_c_4() {
-    let api = installation();
-    let _scheduler = Scheduler::start(&api, "a");
-    let map = |api: &Api| api.get("configmaps", NS, "kruntimes-gateway");
-    let early = api.until("the peer CA is published", map).await;
-    assert!(early["data"]["peer-ca.crt"].is_string());
-    assert!(early["data"].get("url").is_none(), "no gateway to call yet");
-    let gateway = api
-        .get("secrets", "system", "kruntimes-gateway-peer")
-        .expect("made");
-    for key in ["tls.crt", "tls.key", "ca.crt"] {
-        assert!(gateway["data"][key].is_string(), "{key}");
-    }
-    let own = gateway["data"]["tls.crt"].clone();
-    api.put(
-        "secrets",
-        json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
-            "metadata": { "name": "kruntimes-gateway-tls", "namespace": "system" },
-            // Any certificate serves for this.
-            "data": { "tls.crt": own },
-        }),
-    );
-    let late = api
-        .until("the URL is published", |api| {
-            map(api).filter(|it| it["data"]["url"].is_string())
-        })
-        .await;
-    assert_eq!(late["data"]["url"], "https://gateway.example");
-    assert!(
-        late["data"]["ca.crt"]
-            .as_str()
-            .is_some_and(|it| it.contains("BEGIN CERTIFICATE"))
-    );
-    let peers = api.lock().writes.iter().filter(|it| it.what == "secrets").count();
-    assert_eq!(peers, 2, "the CA and the certificate, once each");
 }

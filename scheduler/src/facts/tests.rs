@@ -7,8 +7,9 @@ pub(crate) fn pod(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
+/// C-7.1
 #[test]
-fn a_pod_serves_when_running_ready_and_not_deleting_c_7_1() {
+fn a_pod_serves_when_running_ready_and_not_deleting() {
     let base = json!({
         "metadata": { "namespace": "ns", "name": "p", "uid": "u", "labels": { "runtime": "python" },
             "annotations": { "kruntimes.io/capacity.memory": "1Gi", "kruntimes.io/capacity.cpu": "rubbish" } },
@@ -39,6 +40,7 @@ fn a_pod_serves_when_running_ready_and_not_deleting_c_7_1() {
     assert_eq!(PodFacts::of(&pod(stranger)), None);
 }
 
+/// C-7.2
 #[test]
 fn a_scaler_has_taken_over_when_only_others_manage_replicas() {
     let entry = |manager: &str, fields: Value| -> ManagedFieldsEntry {
@@ -95,4 +97,53 @@ fn what_is_not_advertised_fits_nothing() {
         &capacity
     ));
     assert!(!fits(&amounts(&[("gpu", 1)]), &Amounts::new(), &capacity));
+}
+
+#[test]
+fn a_pod_tells_its_end() {
+    let signs = |value: Value| Signs::of(&pod(value));
+    assert_eq!(signs(json!({ "metadata": {} })), Signs::default());
+    let ready =
+        json!([{ "type": "ContainersReady", "status": "False" }, { "type": "Ready", "status": "True" }]);
+    let running = signs(json!({ "metadata": {}, "status": { "phase": "Running", "conditions": ready } }));
+    assert_eq!(
+        running,
+        Signs {
+            ready: true,
+            ..Signs::default()
+        }
+    );
+    for phase in ["Failed", "Succeeded"] {
+        assert!(signs(json!({ "metadata": {}, "status": { "phase": phase } })).over);
+    }
+    assert!(signs(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })).deleting);
+}
+
+/// C-7.2: when a roll has begun, and when it is over or given up.
+#[test]
+fn a_deployment_rolls_until_its_controller_says_that_it_is_done() {
+    let rolls = |observed: i64, updated: i64, status: &str, reason: &str| {
+        let deployment: Deployment = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "d", "uid": "u", "generation": 2 },
+            "status": { "observedGeneration": observed, "replicas": 2, "updatedReplicas": updated,
+                "conditions": [{ "type": "Progressing", "status": status, "reason": reason }] },
+        }))
+        .unwrap();
+        DeploymentFacts::of(&deployment).unwrap().rolls
+    };
+    assert!(
+        rolls(1, 2, "True", "NewReplicaSetAvailable"),
+        "the change has not been seen"
+    );
+    assert!(rolls(2, 1, "True", "ReplicaSetUpdated"));
+    assert!(rolls(2, 1, "True", "NewReplicaSetAvailable"), "an old word");
+    assert!(
+        rolls(2, 2, "True", "ReplicaSetUpdated"),
+        "the new Pods are not available"
+    );
+    assert!(!rolls(2, 2, "True", "NewReplicaSetAvailable"));
+    assert!(
+        !rolls(2, 1, "False", "ProgressDeadlineExceeded"),
+        "it holds back nobody"
+    );
 }

@@ -132,8 +132,9 @@ mod tests {
         assert_eq!(ca.pair.not_after.as_second(), 1_800_001_000);
     }
 
+    /// C-4
     #[test]
-    fn a_stored_ca_signs_what_the_new_one_would_c_4() {
+    fn a_stored_ca_signs_what_the_new_one_would() {
         let made = Ca::make(now(), Duration::from_secs(1000)).unwrap();
         let loaded = Ca::load(&made.pair.cert, &made.pair.key).unwrap();
         let leaf = loaded.gateway(now(), Duration::from_secs(500)).unwrap();

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use crate::{
     facts::ObjectKey,
     lease::Term,
-    pool::{Kind, Object},
+    pool::{Kind, Object, report::Failure},
 };
 
 /// Everything is applied again after this, in case somebody edited what we do not watch.
@@ -48,10 +48,10 @@ struct Applied {
 pub(crate) enum Outcome {
     /// As we applied it last; nothing was sent.
     Known,
-    /// Sent and accepted.
-    Applied,
+    /// Sent and accepted; the generation it has now.
+    Applied(Option<i64>),
     /// Not accepted, or not answered.
-    Failed(String),
+    Failed(Failure),
 }
 
 // === impl Applier ===
@@ -76,6 +76,13 @@ impl Applier {
                 .unwrap_or_default()
         };
         let key = ObjectKey::new(text("/metadata/namespace"), text("/metadata/name"));
+        let kind = object.kind.as_str();
+        let failed = |class, detail| {
+            Outcome::Failed(Failure {
+                class: format!("{kind}: {class}"),
+                detail,
+            })
+        };
         let digest = digest(object);
         let id = (object.kind, key.clone());
         if self
@@ -86,7 +93,7 @@ impl Applier {
             return Outcome::Known;
         }
         if !self.term.holds() {
-            return Outcome::Failed("this process leads no more".to_owned());
+            return failed("this process leads no more".to_owned(), String::new());
         }
         let resource = object.kind.resource();
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
@@ -100,13 +107,19 @@ impl Applier {
                     at: Instant::now(),
                 };
                 self.last.insert(id, applied);
-                Outcome::Applied
+                Outcome::Applied(applied.generation)
             }
             Ok(Err(error)) => {
                 self.last.remove(&id);
-                Outcome::Failed(format!("{}: {error}", object.kind.as_str()))
+                match error {
+                    kube::Error::Api(status) => failed(
+                        format!("{} {}", status.code, status.reason),
+                        status.message.clone(),
+                    ),
+                    other => failed("no answer".to_owned(), other.to_string()),
+                }
             }
-            Err(_) => Outcome::Failed(format!("{}: no answer", object.kind.as_str())),
+            Err(_) => failed("no answer".to_owned(), format!("within {APPLY_TIMEOUT:?}")),
         }
     }
 }
@@ -167,6 +180,7 @@ fn digest(object: &Object) -> u64 {
 mod tests {
     use super::*;
 
+    /// C-7.2: no write when nothing changed.
     #[test]
     fn known_until_it_changes_is_edited_or_is_old() {
         let now = Instant::now();

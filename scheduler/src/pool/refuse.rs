@@ -1,6 +1,9 @@
 //! What the template of a Runtime may not have (C-2), each with the field and the reason.
 
-use kruntimes_api::RuntimeSpec;
+use kruntimes_api::{
+    RuntimeSpec,
+    runtime::{Recycle, Scheduling},
+};
 use serde_json::Value;
 
 use super::{
@@ -11,6 +14,18 @@ use super::{
 /// The first thing that is refused.
 pub(super) fn refuse(spec: &RuntimeSpec) -> Result<(), Refusal> {
     let refusal = |reason, message: String| Err(Refusal { reason, message });
+    if spec.recycle == Some(Recycle::AfterRun) {
+        return refusal(
+            "NotSupported",
+            "spec.recycle AfterRun is not supported yet; remove it".to_owned(),
+        );
+    }
+    if spec.scheduling == Some(Scheduling::RuntimeServer) {
+        return refusal(
+            "NotSupported",
+            "spec.scheduling RuntimeServer is not supported yet; remove it".to_owned(),
+        );
+    }
     let pod = &spec.template.spec.rest;
     let on = |field: &str| pod.get(field).and_then(Value::as_bool) == Some(true);
     for field in ["hostNetwork", "hostPID", "hostIPC"] {

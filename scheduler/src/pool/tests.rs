@@ -7,6 +7,7 @@ fn config() -> Config {
         cluster_role: "kruntimes-runtimed".to_owned(),
         gateway_namespace: "kruntimes-system".to_owned(),
         extra_args: vec!["--log-filter=debug".to_owned()],
+        egress: None,
     }
 }
 
@@ -46,8 +47,9 @@ fn mounts(container: &Value) -> Vec<&str> {
         .collect()
 }
 
+/// C-6.6
 #[test]
-fn only_runtimed_mounts_token_journal_and_certificates_c_6_6() {
+fn only_runtimed_mounts_token_journal_and_certificates() {
     let pod = pod(minimal());
     assert_eq!(pod["automountServiceAccountToken"], json!(false));
     assert_eq!(mounts(&pod["containers"][0]), ["/run/kruntimes", "/workspace"]);
@@ -140,6 +142,7 @@ fn runtimed_is_told_where_it_is_and_what_it_holds() {
     );
 }
 
+/// C-2: `Runtime.spec.port`.
 #[test]
 fn a_port_means_grpc_on_loopback() {
     let mut spec = minimal();
@@ -150,6 +153,7 @@ fn a_port_means_grpc_on_loopback() {
     );
 }
 
+/// C-2: `Runtime.spec.template`.
 #[test]
 fn a_template_passes_through() {
     let mut spec = with("/template/spec", "nodeSelector", json!({ "disk": "ssd" }));
@@ -185,8 +189,9 @@ fn a_template_passes_through() {
     );
 }
 
+/// C-2
 #[test]
-fn what_a_pool_may_not_have_is_refused_with_field_and_reason_c_2() {
+fn what_a_pool_may_not_have_is_refused_with_field_and_reason() {
     let volume = |volume: Value| with("/template/spec", "volumes", json!([volume]));
     let mut workspace = minimal();
     workspace["workspace"] = json!({ "hostPath": { "path": "/" } });
@@ -241,6 +246,16 @@ fn what_a_pool_may_not_have_is_refused_with_field_and_reason_c_2() {
             "kruntimes-token",
         ),
         (
+            with("", "recycle", json!("AfterRun")),
+            "NotSupported",
+            "spec.recycle",
+        ),
+        (
+            with("", "scheduling", json!("RuntimeServer")),
+            "NotSupported",
+            "spec.scheduling",
+        ),
+        (
             with("/template/spec", "restartPolicy", json!("Never")),
             "RestartPolicy",
             "restartPolicy",
@@ -259,6 +274,7 @@ fn what_a_pool_may_not_have_is_refused_with_field_and_reason_c_2() {
     assert!(objects(&runtime(harmless), &config(), true).is_ok());
 }
 
+/// C-7.2
 #[test]
 fn replicas_are_left_to_a_scaler() {
     let mut spec = minimal();
@@ -289,6 +305,7 @@ fn the_account_is_ours_unless_the_template_names_one() {
     assert!(objects.iter().all(|it| it.kind != Kind::ServiceAccount));
 }
 
+/// C-7.2
 #[test]
 fn the_runtime_owns_everything_and_all_runtimes_the_config_map() {
     for object in objects(&runtime(minimal()), &config(), true).unwrap() {
@@ -308,6 +325,7 @@ fn the_runtime_owns_everything_and_all_runtimes_the_config_map() {
     assert_eq!(map["data"]["url"], "https://gw");
 }
 
+/// C-2: `Runtime.spec.invocation`.
 #[test]
 fn how_calls_behave_is_said_to_the_server() {
     let mut spec = minimal();
@@ -322,6 +340,65 @@ fn how_calls_behave_is_said_to_the_server() {
     );
 }
 
+/// C-7.2: the optional egress policy.
+#[test]
+fn egress_is_free_unless_the_operator_says() {
+    let policy = |config: &Config| {
+        let objects = objects(&runtime(minimal()), config, true).unwrap();
+        let policy = objects.into_iter().find(|it| it.kind == Kind::NetworkPolicy);
+        policy.unwrap().value["spec"].clone()
+    };
+    let free = policy(&config());
+    assert_eq!(
+        (&free["policyTypes"], free.get("egress")),
+        (&json!(["Ingress"]), None)
+    );
+    let rules = json!([{ "to": [{ "namespaceSelector": {} }] }]);
+    let bound = policy(&Config {
+        egress: Some(rules.clone()),
+        ..config()
+    });
+    assert_eq!(bound["policyTypes"], json!(["Ingress", "Egress"]));
+    assert_eq!(bound["egress"], rules);
+}
+
+/// C-7.2: no Pod is taken away before another one is there, and what is no new template rolls nothing.
+#[test]
+fn a_roll_adds_before_it_takes() {
+    let made = |spec: Value| {
+        let objects = objects(&runtime(spec), &config(), true).unwrap();
+        objects
+            .into_iter()
+            .find(|it| it.kind == Kind::Deployment)
+            .unwrap()
+    };
+    let first = made(minimal());
+    let strategy = first.value.pointer("/spec/strategy/rollingUpdate").unwrap();
+    assert_eq!(strategy, &json!({ "maxUnavailable": 0, "maxSurge": 1 }));
+    let live = |of: &Object| DeploymentFacts {
+        key: crate::facts::ObjectKey::new("ns", "runtime-python"),
+        uid: "d".to_owned(),
+        generation: 1,
+        runtime: Some("python".to_owned()),
+        scaled_by_others: false,
+        replicas: 1,
+        ready: 1,
+        failure: None,
+        template: of.value["metadata"]["annotations"][ANNOTATION_TEMPLATE]
+            .as_str()
+            .map(str::to_owned),
+        rolls: false,
+    };
+    assert!(!first.rolls(None), "it is made");
+    assert!(!first.rolls(Some(&live(&first))));
+    let mut more = minimal();
+    more["replicas"] = json!(3);
+    assert!(!made(more).rolls(Some(&live(&first))), "only more Pods");
+    let other = with("/template/spec", "nodeSelector", json!({ "disk": "ssd" }));
+    assert!(made(other).rolls(Some(&live(&first))));
+}
+
+/// C-7.2: gateway → 9443, monitoring → metrics.
 #[test]
 fn only_gateways_reach_the_hop() {
     let policy = made(minimal(), Kind::NetworkPolicy);

@@ -28,8 +28,9 @@ fn after(run: &Run, step: Step) -> Run {
     run
 }
 
+/// C-7.3
 #[test]
-fn the_route_goes_before_the_assignment_c_7_3() {
+fn the_route_goes_before_the_assignment() {
     let run = fixtures::run("ns", "n").ready_on("pod-a").build();
     let first = step(&run, Fence::PodGone, at(60), 0.5);
     assert_eq!(first.kind, Kind::Recovering);
@@ -76,8 +77,9 @@ fn a_pod_that_dies_before_the_claim_costs_nothing() {
     );
 }
 
+/// C-7.3
 #[test]
-fn a_drained_hand_over_costs_no_attempt_and_a_failure_does_c_7_3() {
+fn a_drained_hand_over_costs_no_attempt_and_a_failure_does() {
     let released = |reason: &str| {
         fixtures::run("ns", "n")
             .running_on("pod-a")
@@ -85,18 +87,12 @@ fn a_drained_hand_over_costs_no_attempt_and_a_failure_does_c_7_3() {
             .with(|it| it.status.as_mut().unwrap().released_attempt = Some(1))
             .build()
     };
-    assert_eq!(fence(&released("Draining"), false), Some(Fence::Released));
     let drained = step(&released("Draining"), Fence::Released, at(1), 0.5);
     assert_eq!(
         (drained.kind, drained.status.failed_attempts),
         (Kind::HandedOver, None)
     );
-    for reason in [
-        "RegistrationFailed",
-        "HandlerInvalid",
-        "SourceInvalid",
-        "CapacityRefused",
-    ] {
+    for reason in ["RegistrationFailed", "HandlerInvalid", "SourceInvalid"] {
         let failed = step(&released(reason), Fence::Released, at(1), 0.5);
         assert_eq!(
             (failed.kind, failed.status.failed_attempts),
@@ -107,17 +103,64 @@ fn a_drained_hand_over_costs_no_attempt_and_a_failure_does_c_7_3() {
     }
 }
 
+/// C-7.3, C-6.1: what never was claimed has not failed, whoever says why it came back.
 #[test]
-fn a_release_of_an_older_attempt_is_no_fence() {
-    let run = fixtures::run("ns", "n")
-        .attempt(2)
-        .running_on("pod-a")
-        .with(|it| it.status.as_mut().unwrap().released_attempt = Some(1))
-        .build();
-    assert_eq!(fence(&run, false), None);
-    assert_eq!(fence(&run, true), Some(Fence::PodGone));
+fn what_comes_back_unclaimed_costs_nothing() {
+    for reason in ["CapacityRefused", "Draining"] {
+        let run = fixtures::run("ns", "n")
+            .scheduled_on("pod-a")
+            .not_ready(reason)
+            .with(|it| it.status.as_mut().unwrap().released_attempt = Some(1))
+            .build();
+        let step = step(&run, Fence::Released, at(1), 0.5);
+        assert_eq!(
+            (step.kind, step.status.failed_attempts, step.status.retry_after),
+            (Kind::HandedOver, None, None),
+            "{reason}"
+        );
+        assert!(step.status.message.unwrap().contains(reason));
+    }
 }
 
+/// C-5.7: a server found without function mode after the assignment is a permanent failure.
+#[test]
+fn a_missing_mode_ends_the_run_at_once() {
+    for builder in [
+        fixtures::run("ns", "n").scheduled_on("pod-a"),
+        fixtures::run("ns", "n").running_on("pod-a"),
+    ] {
+        let run = builder
+            .not_ready("FunctionModeUnsupported")
+            .with(|it| it.status.as_mut().unwrap().released_attempt = Some(1))
+            .build();
+        let step = step(&run, Fence::Released, at(1), 0.5);
+        assert_eq!(
+            (step.kind, step.status.phase),
+            (Kind::Permanent, Some(Phase::Failed))
+        );
+        assert_eq!(
+            condition(&step.status, "Completed"),
+            says("True", "FunctionModeUnsupported")
+        );
+        assert_eq!(step.status.assigned_pod, None);
+    }
+}
+
+/// C-7.3: the route goes once, and a Run without one has none to lose.
+#[test]
+fn only_a_route_can_be_taken_away() {
+    let ready = fixtures::run("ns", "n").ready_on("pod-a").build();
+    let step = unroute(&ready, "the owning Pod sends no heartbeat", at(3)).unwrap();
+    assert_eq!(step.kind, Kind::Recovering);
+    assert_eq!(step.status.assigned_pod.as_deref(), Some("pod-a"));
+    assert_eq!(unroute(&after(&ready, step), "again", at(4)), None);
+    assert_eq!(
+        unroute(&fixtures::run("ns", "n").running_on("pod-a").build(), "x", at(3)),
+        None
+    );
+}
+
+/// C-2, `retryPolicy`; C-2.2: Completed is True for any end.
 #[test]
 fn a_spent_budget_ends_the_run_and_says_why() {
     let run = fixtures::run("ns", "n").task().running_on("pod-a").build();
@@ -138,8 +181,9 @@ fn a_spent_budget_ends_the_run_and_says_why() {
     assert!(step.status.message.unwrap().contains("PodGone"));
 }
 
+/// C-7.3
 #[test]
-fn a_cancelled_run_whose_owner_is_lost_ends_cancelled_c_7_3() {
+fn a_cancelled_run_whose_owner_is_lost_ends_cancelled() {
     let run = fixtures::run("ns", "n").ready_on("pod-a").cancelled().build();
     let first = step(&run, Fence::PodGone, at(1), 0.5);
     let second = step(&after(&run, first), Fence::PodGone, at(2), 0.5);
@@ -150,6 +194,7 @@ fn a_cancelled_run_whose_owner_is_lost_ends_cancelled_c_7_3() {
     assert_eq!(condition(&second.status, "Completed"), says("True", "Cancelled"));
 }
 
+/// C-2, `retryPolicy`: the count starts anew after 10 min Ready.
 #[test]
 fn ten_minutes_of_service_begin_a_new_count() {
     let run = fixtures::run("ns", "n")
@@ -224,6 +269,7 @@ proptest! {
         function: bool,
         cancelled: bool,
         released: Option<bool>,
+        out: bool,
         failed in 0..12,
         budget in proptest::option::of(1..12),
         jitter in 0.0..1.0,
@@ -241,6 +287,7 @@ proptest! {
             builder = builder.cancelled();
         }
         let drained = released == Some(true);
+        let lost = if out { Fence::PodOut } else { Fence::PodGone };
         let mut run = builder.with(|it| {
             it.spec.retry_policy = budget.map(|it| RetryPolicy { max_attempts: Some(it), ..RetryPolicy::default() });
             let status = it.status.as_mut().unwrap();
@@ -255,14 +302,14 @@ proptest! {
             }
         }).build();
         let budget = budget.unwrap_or(if function { 10 } else { 1 });
-        let fence = fence(&run, released.is_none()).unwrap();
+        let fence = if released.is_some() { Fence::Released } else { lost };
         let mut model = Model::of(&run);
         // At most two steps: the route, then the assignment.
         for _ in 0..2 {
             if !model.assigned {
                 break;
             }
-            let never_claimed = run.phase() == Phase::Scheduled && fence == Fence::PodGone;
+            let never_claimed = run.phase() == Phase::Scheduled;
             let costs = !(fence == Fence::Released && drained);
             let next = step(&run, fence, at(30), jitter);
             model = model.step(!never_claimed, costs, cancelled, budget);

@@ -1,7 +1,7 @@
 //! Pods and their heartbeats. A heartbeat is aged from when we saw it change, on our own clock:
 //! what its author's clock says does not count (C-7.1).
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -20,6 +20,18 @@ pub struct Beat {
     seen: Option<Instant>,
 }
 
+/// What is known of a Pod beside its object, and after it: a fence may ask for it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Life {
+    /// When its heartbeat was last seen to change.
+    heard: Option<Instant>,
+    /// The node it was seen on; `None` until it is bound.
+    node: Option<String>,
+}
+
+/// The life of a Pod that is gone is forgotten after this, which no fence waits for.
+const LIFE_KEPT: Duration = Duration::from_secs(120);
+
 /// A Pod that drains is passed over for this long. Its own readiness takes a moment to say so, and
 /// a Run that went back to it at once would go round and round.
 const DRAINING_PASSED_OVER: Duration = Duration::from_secs(5);
@@ -27,6 +39,62 @@ const DRAINING_PASSED_OVER: Duration = Duration::from_secs(5);
 // === impl World ===
 
 impl World {
+    /// An empty index whose owner begins to listen at `now`: what was before, it has not heard.
+    pub fn born(now: Instant) -> Self {
+        Self {
+            born: Some(now),
+            ..Self::default()
+        }
+    }
+
+    /// A sign of life of the Pod, whoever saw it.
+    pub fn heard(&mut self, pod_uid: &str, now: Instant) {
+        self.lives.entry(pod_uid.to_owned()).or_default().heard = Some(now);
+    }
+
+    /// For how long nothing has been heard of the Pod; counted from when we began to listen if it was
+    /// never heard, so that it is never longer than true.
+    pub fn silence(&self, pod_uid: &str, now: Instant) -> Duration {
+        let heard = self.lives.get(pod_uid).and_then(|it| it.heard);
+        heard
+            .or(self.born)
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// The node of a Pod, also of one that is gone; `None` if we never saw the Pod, `Some(None)` if it
+    /// was on none.
+    pub fn node_of(&self, pod_uid: &str) -> Option<Option<&str>> {
+        self.lives.get(pod_uid).map(|it| it.node.as_deref())
+    }
+
+    /// Living Pods, of one Runtime or of all, that do not say rightly whether they own Runs and so go
+    /// last; with what they should say.
+    pub fn mismarked(&self, pool: Option<&ObjectKey>) -> Vec<(PodFacts, bool)> {
+        let mut found: Vec<_> = self
+            .pods
+            .rows
+            .values()
+            .filter(|pod| pool.is_none_or(|it| pod.pool() == *it) && !pod.signs.deleting && !pod.signs.over)
+            .map(|pod| (pod, self.assigned.contains_key(pod.uid.as_str())))
+            .filter(|(pod, owns)| pod.goes_last != *owns)
+            .map(|(pod, owns)| (pod.clone(), owns))
+            .collect();
+        found.sort_unstable_by(|(a, _), (b, _)| a.key.cmp(&b.key));
+        found
+    }
+
+    /// Pods that are gone leave nothing behind.
+    fn forget_lives(&mut self, now: Instant) {
+        if self.lives.len() <= 2 * self.pods.rows.len() + 64 {
+            return;
+        }
+        let there: HashSet<&str> = self.pods.rows.values().map(|it| it.uid.as_str()).collect();
+        self.lives.retain(|uid, life| {
+            let recent = |since| now.saturating_duration_since(since) < LIFE_KEPT;
+            there.contains(uid.as_str()) || life.heard.is_some_and(recent)
+        });
+    }
+
     /// The Pod has handed a Run back because it drains.
     pub fn pass_over(&mut self, pod_uid: &str, now: Instant) {
         self.draining
@@ -84,14 +152,20 @@ impl World {
         }
         if let Some(old) = &old {
             remove(&mut self.pools, &old.pool(), key);
-            // The Pod that held them is gone, or another one has its name.
-            if new.as_ref().is_none_or(|new| new.uid != old.uid) {
+            // The Pod that held them is gone, or another one has its name, or it is on its way out.
+            let out = |it: &PodFacts| it.signs.deleting || it.signs.over;
+            if new
+                .as_ref()
+                .is_none_or(|new| new.uid != old.uid || out(new) && !out(old))
+            {
                 wakes
                     .runs
                     .extend(self.assigned.get(old.uid.as_str()).into_iter().flatten().cloned());
             }
         }
         if let Some(new) = &new {
+            let life = self.lives.entry(new.uid.as_str().to_owned()).or_default();
+            life.node.clone_from(&new.node);
             self.pools.entry(new.pool()).or_default().insert(key.clone());
             if new.serves {
                 self.wake_waiting(&new.pool(), wakes);
@@ -108,6 +182,8 @@ impl World {
         if unchanged {
             return;
         }
+        self.heard(&facts.holder, now);
+        self.forget_lives(now);
         // A renewal of a fresh heartbeat changes no decision and wakes nobody.
         if news {
             self.wake_waiting(
@@ -138,10 +214,15 @@ impl World {
         wall: Timestamp,
         wakes: &mut Wakes,
     ) {
+        let mut fresh = Vec::new();
         let rows: Vec<_> = beats
             .into_iter()
             .map(|facts| {
-                let seen = match self.beats.rows.get(&facts.key) {
+                let known = self.beats.rows.get(&facts.key);
+                if known.is_none_or(|it| it.facts != facts) {
+                    fresh.push(facts.holder.clone());
+                }
+                let seen = match known {
                     Some(known) if known.facts == facts => known.seen,
                     Some(_) => Some(now),
                     None => is_recent(&facts, wall).then_some(now),
@@ -149,6 +230,10 @@ impl World {
                 (facts.key.clone(), Beat { facts, seen })
             })
             .collect();
+        // Whether it is old or not, this is the first we hear of it.
+        for holder in fresh {
+            self.heard(&holder, now);
+        }
         for (key, old, new) in self.beats.reset(scope, rows) {
             if let Some(new) = new.filter(|new| old.as_ref() != Some(new)) {
                 self.wake_waiting(&ObjectKey::new(key.namespace, new.facts.runtime), wakes);

@@ -49,10 +49,29 @@ impl World {
         if old == new {
             return;
         }
-        if old.as_ref().map(|it| &it.spec) != new.as_ref().map(|it| &it.spec) {
+        let same_spec = old.as_ref().map(|it| &it.spec) == new.as_ref().map(|it| &it.spec);
+        if !same_spec {
             self.wake_waiting(&key, wakes);
         }
-        wakes.runtimes.insert(key);
+        // A status is ours: to look again at what we have just written would never end if it said
+        // something else each time.
+        let life = |it: &Arc<Runtime>| (it.metadata.uid.clone(), it.metadata.deletion_timestamp.clone());
+        if !same_spec || old.as_ref().map(life) != new.as_ref().map(life) {
+            wakes.runtimes.insert(key);
+        }
+    }
+
+    /// The Deployments of pools in a namespace, by name.
+    pub fn deployments_in(&self, namespace: &str) -> Vec<DeploymentFacts> {
+        let mut found: Vec<_> = self
+            .deployments
+            .rows
+            .values()
+            .filter(|it| it.key.namespace == namespace)
+            .cloned()
+            .collect();
+        found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        found
     }
 
     pub fn apply_deployment(&mut self, facts: DeploymentFacts, wakes: &mut Wakes) {

@@ -1,25 +1,19 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kruntimes_api::{fixtures, keys::PodUid, quantity::Amount, run::Phase};
+use kruntimes_api::{fixtures, keys::PodUid, run::Phase};
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::*;
-use crate::facts::BeatFacts;
+use crate::facts::{self, BeatFacts};
 
 fn key(name: &str) -> ObjectKey {
     ObjectKey::new("ns", name)
 }
 
 fn pod(name: &str) -> PodFacts {
-    PodFacts {
-        key: key(name),
-        uid: PodUid::new(fixtures::uid(name)).unwrap(),
-        runtime: "python".to_owned(),
-        serves: true,
-        capacity: [("runs".to_owned(), Amount::whole(2))].into(),
-    }
+    facts::serving(name, 2)
 }
 
 fn beat(pod: &PodFacts, second: i64) -> BeatFacts {
@@ -186,6 +180,10 @@ fn a_runtime_wakes_its_pool_and_when_it_changes_those_who_wait() {
     wakes = Wakes::default();
     world.apply_runtime(runtime("u", 1), &mut wakes);
     assert!(wakes.is_empty());
+    let mut told = runtime("u", 1);
+    told.status = serde_json::from_value(json!({ "replicas": 1 })).unwrap();
+    world.apply_runtime(told, &mut wakes);
+    assert!(wakes.is_empty(), "its status is our own");
     world.delete_runtime(&runtime("older", 1), &mut wakes);
     assert!(
         world.runtime(&key("python")).is_some(),
@@ -193,4 +191,97 @@ fn a_runtime_wakes_its_pool_and_when_it_changes_those_who_wait() {
     );
     world.delete_runtime(&runtime("u", 1), &mut wakes);
     assert!(world.runtime(&key("python")).is_none() && wakes.runs.contains(&key("waits")));
+}
+
+/// A read that was answered before the Run went, and arrives after: no ghost takes its room for ever.
+#[test]
+fn a_live_read_does_not_bring_back_what_is_gone() {
+    let mut world = World::default();
+    let mut wakes = Wakes::default();
+    let run = fixtures::run("ns", "n").scheduled_on("a").build();
+    world.apply_run(run.clone(), &mut wakes);
+    world.delete_run(&run, &mut wakes);
+    world.refresh_run(run.clone(), &mut wakes);
+    assert!(world.run(&key("n")).is_none());
+    let reborn = fixtures::run("ns", "n")
+        .uid(&fixtures::uid("second life"))
+        .build();
+    world.apply_run(reborn, &mut wakes);
+    world.refresh_run(run, &mut wakes);
+    assert!(world.run(&key("n")).unwrap().assignment().is_none());
+}
+
+/// C-7.3: silence is counted from the last change that we saw, from the start when there was none, and
+/// goes on when the Pod is gone.
+#[test]
+fn silence_is_never_longer_than_true() {
+    let start = Instant::now();
+    let at = |second: u64| start + Duration::from_secs(second);
+    let mut world = World::born(start);
+    let mut wakes = Wakes::default();
+    let uid = pod("a").uid;
+    let silence = |world: &World, second| world.silence(uid.as_str(), at(second)).as_secs();
+    assert_eq!(silence(&world, 7), 7, "never heard");
+    world.apply_pod(pod("a"), &mut wakes);
+    // Found in a list, written long ago by the wall clock: still the first that we hear.
+    let old = Timestamp::from_second(1_000_000).unwrap();
+    world.reset_beats(None, vec![beat(&pod("a"), 5)], at(10), old, &mut wakes);
+    assert_eq!(silence(&world, 12), 2);
+    world.reset_beats(None, vec![beat(&pod("a"), 5)], at(15), old, &mut wakes);
+    assert_eq!(silence(&world, 22), 12, "the same again is no sign of life");
+    world.apply_beat(beat(&pod("a"), 6), at(23), &mut wakes);
+    world.delete_pod(&pod("a"), &mut wakes);
+    assert_eq!(silence(&world, 30), 7);
+    assert_eq!(world.node_of(uid.as_str()), Some(Some("node-1")));
+    assert_eq!(world.node_of("never seen"), None);
+}
+
+#[test]
+fn lives_of_pods_that_are_gone_are_forgotten() {
+    let start = Instant::now();
+    let mut world = World::born(start);
+    let mut wakes = Wakes::default();
+    for index in 0..200_u64 {
+        let now = start + Duration::from_secs(index * 60);
+        let pod = pod(&format!("p{index}"));
+        world.apply_pod(pod.clone(), &mut wakes);
+        world.apply_beat(beat(&pod, 0), now, &mut wakes);
+        world.delete_pod(&pod, &mut wakes);
+    }
+    assert!(world.lives.len() < 100, "{}", world.lives.len());
+}
+
+/// C-7.3: a Pod on its way out is looked at for its Runs, and one that is well is not.
+#[test]
+fn a_pod_that_begins_to_go_wakes_its_runs_once() {
+    let mut world = World::default();
+    let held = fixtures::run("ns", "held").ready_on("a").build();
+    woken(|world, wakes| world.apply_run(held, wakes), &mut world);
+    woken(|world, wakes| world.apply_pod(pod("a"), wakes), &mut world);
+    let mut going = pod("a");
+    going.signs.deleting = true;
+    let apply = |pod: PodFacts| move |world: &mut World, wakes: &mut Wakes| world.apply_pod(pod, wakes);
+    assert_eq!(woken(apply(going.clone()), &mut world), ["held"]);
+    going.signs.ready = false;
+    assert_eq!(woken(apply(going), &mut world), [""; 0]);
+}
+
+/// C-7.2: a Pod that owns Runs says so, and stops saying so.
+#[test]
+fn pods_that_own_runs_are_to_go_last() {
+    let mut world = World::default();
+    let mut wakes = Wakes::default();
+    world.apply_pod(pod("a"), &mut wakes);
+    world.apply_pod(pod("b"), &mut wakes);
+    assert_eq!(world.mismarked(None), []);
+    world.apply_run(fixtures::run("ns", "held").ready_on("a").build(), &mut wakes);
+    assert_eq!(world.mismarked(None), [(pod("a"), true)]);
+    assert_eq!(world.mismarked(Some(&ObjectKey::new("ns", "node"))), []);
+    let marked = |name: &str| PodFacts {
+        goes_last: true,
+        ..pod(name)
+    };
+    world.apply_pod(marked("a"), &mut wakes);
+    world.apply_pod(marked("b"), &mut wakes);
+    assert_eq!(world.mismarked(None), [(marked("b"), false)]);
 }

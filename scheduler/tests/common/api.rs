@@ -63,6 +63,10 @@ pub(crate) struct Faults {
     pub(crate) lose_answer_once: Vec<&'static str>,
     /// Leases of these holders cannot be renewed: no answer.
     pub(crate) mute_holders: Vec<String>,
+    /// Watches of these end with 410, once each.
+    pub(crate) expire_once: Vec<&'static str>,
+    /// Lists of these miss every second object, once each.
+    pub(crate) halve_once: Vec<&'static str>,
 }
 
 impl Api {
@@ -86,6 +90,20 @@ impl Api {
     pub(crate) fn faults(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut self.lock().faults);
         self.version.send_modify(|it| *it += 1);
+    }
+
+    /// Whether everything that was to happen once has happened.
+    pub(crate) fn faults_are_spent(&self) -> bool {
+        let store = self.lock();
+        let faults = &store.faults;
+        [
+            &faults.expire_once,
+            &faults.halve_once,
+            &faults.conflict_once,
+            &faults.lose_answer_once,
+        ]
+        .iter()
+        .all(|it| it.is_empty())
     }
 
     /// Creates or replaces an object as its author would, without checks; returns its UID.
@@ -172,7 +190,7 @@ impl Api {
                 }
             }
         };
-        tokio::time::timeout(std::time::Duration::from_secs(60), wait)
+        tokio::time::timeout(std::time::Duration::from_secs(120), wait)
             .await
             .unwrap_or_else(|_| panic!("did not come true: {what}\n{:#?}", self.lock().objects.values()))
     }
@@ -202,6 +220,11 @@ impl Store {
         }
     }
 
+    /// Changing requests but those to Leases, which beat.
+    pub(crate) fn lasting_writes(&self) -> usize {
+        self.writes.iter().filter(|it| it.what != "leases").count()
+    }
+
     /// Changes of the status of a Run, in order, with the status code of the answer.
     pub(crate) fn status_writes(&self, run: &str) -> Vec<&Write> {
         self.writes
@@ -209,6 +232,12 @@ impl Store {
             .filter(|it| it.what == "runs/status" && it.name == run)
             .collect()
     }
+}
+
+/// Whether a fault that happens once was planned.
+fn take(faults: &mut Vec<&'static str>, what: &str) -> bool {
+    let at = faults.iter().position(|it| *it == what);
+    at.map(|at| faults.remove(at)).is_some()
 }
 
 /// What a request is about.
@@ -291,15 +320,23 @@ async fn list(api: &Api, target: &Target, query: &BTreeMap<String, String>) -> R
         (!blocked).then_some(())
     })
     .await;
-    let store = api.lock();
+    let mut store = api.lock();
+    let halved = take(&mut store.faults.halve_once, &target.plural);
+    let store = &*store;
     let items: Vec<_> = store
         .objects
         .iter()
         .filter(|(id, _)| id.0 == target.plural)
         .map(|(_, object)| object)
         .filter(|it| matches(it, target.namespace.as_deref(), query.get("labelSelector")))
+        .enumerate()
+        .filter(|(at, _)| !halved || at % 2 == 0)
+        .map(|(_, object)| object)
         .collect();
     let version = store.version.to_string();
+    if halved {
+        api.version.send_modify(|it| *it += 1);
+    }
     axum::Json(json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": version }, "items": items }))
         .into_response()
 }
@@ -315,6 +352,14 @@ fn stream_events(api: Api, target: Target, query: &BTreeMap<String, String>) -> 
         let (api, target, from, selector, mut changes) = state;
         loop {
             changes.mark_unchanged();
+            if take(&mut api.lock().faults.expire_once, &target.plural) {
+                api.version.send_modify(|it| *it += 1);
+                let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "code": 410, "reason": "Expired", "message": "too old resource version" });
+                let line = format!("{}\n", json!({ "type": "ERROR", "object": status }));
+                let over = (api, target, u64::MAX, selector, changes);
+                return Some((Ok(Bytes::from(line)), over));
+            }
             let next = {
                 let store = api.lock();
                 let silent = store.faults.silent.iter().any(|it| *it == target.plural);
@@ -375,14 +420,10 @@ async fn write(api: &Api, method: Method, target: Target, applies: bool, body: V
         .unwrap_or_default();
     let response = {
         let mut store = api.lock();
-        let take = |faults: &mut Vec<&'static str>| {
-            let at = faults.iter().position(|it| *it == what);
-            at.map(|at| faults.remove(at)).is_some()
-        };
-        let response = if take(&mut store.faults.conflict_once) {
+        let response = if take(&mut store.faults.conflict_once, &what) {
             refuse(409, "Conflict")
         } else {
-            let lost = take(&mut store.faults.lose_answer_once);
+            let lost = take(&mut store.faults.lose_answer_once, &what);
             let response = change(&mut store, &method, &target, &name, applies, &body);
             if lost {
                 refuse(500, "InternalError")
@@ -442,9 +483,12 @@ fn change(
         }
     }
     if *method == Method::DELETE {
-        if known["metadata"]["finalizers"]
-            .as_array()
-            .is_some_and(|it| !it.is_empty())
+        // A Pod on a node stays until its kubelet says that it has ended.
+        let on_a_node = id.0 == "pods" && known["spec"]["nodeName"].is_string();
+        if on_a_node
+            || known["metadata"]["finalizers"]
+                .as_array()
+                .is_some_and(|it| !it.is_empty())
         {
             let mut object = known;
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -473,7 +517,8 @@ fn change(
     if object["spec"] != known["spec"] {
         object["metadata"]["generation"] = json!(known["metadata"]["generation"].as_i64().unwrap_or(1) + 1);
     }
-    let is_over = object["metadata"]["deletionTimestamp"].is_string()
+    let is_over = id.0 != "pods"
+        && object["metadata"]["deletionTimestamp"].is_string()
         && object["metadata"]["finalizers"]
             .as_array()
             .is_none_or(Vec::is_empty);

@@ -18,6 +18,7 @@ use kruntimes_scheduler::{
     pool,
 };
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 pub(crate) use api::Api;
 
@@ -30,6 +31,15 @@ pub(crate) const TIMING: Timing = Timing {
     retry: Duration::from_millis(100),
 };
 
+thread_local! {
+    static ORIGIN: (Timestamp, Instant) = (Timestamp::now(), Instant::now());
+}
+
+/// The wall clock, which goes as fast as the clock of tokio: a paused test has both.
+pub(crate) fn now() -> Timestamp {
+    ORIGIN.with(|(wall, origin)| *wall + Instant::now().saturating_duration_since(*origin))
+}
+
 /// A running scheduler. It ends without a word when this drops, as a killed process does.
 pub(crate) struct Scheduler {
     stopping: CancellationToken,
@@ -38,6 +48,10 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     pub(crate) fn start(api: &Api, identity: &str) -> Self {
+        Self::start_with(api, identity, TIMING)
+    }
+
+    pub(crate) fn start_with(api: &Api, identity: &str, timing: Timing) -> Self {
         let mut registry = Registry::new();
         let context = Context {
             client: api.client(),
@@ -50,10 +64,12 @@ impl Scheduler {
                 cluster_role: "kruntimes-runtimed".to_owned(),
                 gateway_namespace: "system".to_owned(),
                 extra_args: Vec::new(),
+                egress: None,
             },
             gateway_url: "https://gateway.example".to_owned(),
             serving_secret: "kruntimes-gateway-tls".to_owned(),
-            timing: TIMING,
+            timing,
+            clock: now,
             metrics: Metrics::register(&mut registry),
         };
         let stopping = CancellationToken::new();
@@ -119,9 +135,60 @@ pub(crate) fn beat(api: &Api, pod: &str, uid: &str, modes: &str) {
                 "name": format!("runtimed-{pod}"), "namespace": NS, "labels": { "kruntimes.io/runtime": "python" },
                 "annotations": { "kruntimes.io/modes": modes },
             },
-            "spec": { "holderIdentity": uid, "renewTime": format!("{:.6}", Timestamp::now()) },
+            "spec": { "holderIdentity": uid, "renewTime": format!("{:.6}", now()) },
         }),
     );
+}
+
+/// A Pod that is ready, with a heartbeat, on a node that Kubernetes hears of; returns its UID.
+pub(crate) fn make_pod_on_node(api: &Api, name: &str, runs: u32) -> String {
+    let uid = make_pod(api, name, runs);
+    make_node(api, "node-1", "True");
+    api.edit("pods", NS, name, |it| it["spec"]["nodeName"] = json!("node-1"));
+    uid
+}
+
+pub(crate) fn make_node(api: &Api, name: &str, ready: &str) {
+    api.put(
+        "nodes",
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": name },
+            "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+        }),
+    );
+}
+
+/// Renews the heartbeats of these Pods every 10 s for as long as the story takes.
+pub(crate) async fn beating<T>(api: &Api, pods: &[(&str, &str)], story: impl Future<Output = T>) -> T {
+    let hearts = async {
+        loop {
+            sleep(Duration::from_secs(10)).await;
+            for (pod, uid) in pods {
+                beat(api, pod, uid, "function");
+            }
+        }
+    };
+    tokio::select! {
+        told = story => told,
+        () = hearts => unreachable!("hearts beat for ever"),
+    }
+}
+
+/// A Run that `pod` has made Ready.
+pub(crate) fn ready_on(api: &Api, name: &str, pod: &str, uid: &str) {
+    let uid = uid.to_owned();
+    let run = kruntimes_api::fixtures::run(NS, name)
+        .ready_on(pod)
+        .with(move |it| {
+            it.status.get_or_insert_default().assigned_pod_uid = Some(uid);
+        });
+    make_run(api, run);
+}
+
+/// Waits until the scheduler has worked off what is queued now.
+pub(crate) async fn until_caught_up(api: &Api, sentinel: &str) {
+    make_run(api, kruntimes_api::fixtures::run(NS, sentinel).runtime("none"));
+    until_waits(api, sentinel, "NoRuntime").await;
 }
 
 /// Stores a Run as its author, and those before us, left it.
