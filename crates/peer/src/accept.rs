@@ -4,7 +4,6 @@
 //! so that a thousand of them that never end hold nobody up.
 
 use std::{
-    collections::VecDeque,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -25,7 +24,6 @@ use rustls::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    task::{AbortHandle, JoinSet},
     time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -34,6 +32,7 @@ use tonic::transport::server::Connected;
 
 use crate::{
     H2,
+    crowd::Crowd,
     key::OwnKey,
     verify::{GatewayClient, TrustBundle},
 };
@@ -44,6 +43,10 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How many handshakes may be open. Each holds a socket and some kilobytes.
 const HANDSHAKES: usize = 256;
 
+/// How long a connection may live: then its client shakes hands again, and so shows a certificate that is valid
+/// and trusted now. For tonic's `max_connection_age`, which lets running calls finish.
+pub const MAX_AGE: Duration = Duration::from_secs(20 * 60);
+
 /// A pause after an error of accepting itself, which is nearly always a lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,8 +55,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Incoming {
     listener: TcpListener,
     acceptor: Acceptor,
-    handshakes: JoinSet<Option<PeerStream>>,
-    oldest_first: VecDeque<AbortHandle>,
+    handshakes: Crowd<Option<PeerStream>>,
     pause: Option<Pin<Box<Sleep>>>,
     counts: Arc<Counts>,
 }
@@ -109,8 +111,7 @@ impl Incoming {
         Self {
             listener,
             acceptor: Acceptor(TlsAcceptor::from(config)),
-            handshakes: JoinSet::new(),
-            oldest_first: VecDeque::new(),
+            handshakes: Crowd::new(HANDSHAKES),
             pause: None,
             counts: Arc::default(),
         }
@@ -123,22 +124,17 @@ impl Incoming {
     }
 
     fn begin(&mut self, tcp: TcpStream, remote: SocketAddr) {
-        self.oldest_first.retain(|handle| !handle.is_finished());
-        if self.oldest_first.len() >= HANDSHAKES
-            && let Some(oldest) = self.oldest_first.pop_front()
-        {
-            oldest.abort();
-            self.counts.displaced.fetch_add(1, Ordering::Relaxed);
-        }
         let acceptor = self.acceptor.clone();
         let counts = Arc::clone(&self.counts);
-        let handle = self.handshakes.spawn(async move {
+        let displaced = self.handshakes.begin(async move {
             let shaken = timeout(HANDSHAKE, acceptor.accept(tcp)).await;
             counts.note(&shaken, remote);
             let tls = shaken.ok()?.ok()?;
             Some(PeerStream { tls, remote })
         });
-        self.oldest_first.push_back(handle);
+        if displaced {
+            self.counts.displaced.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -147,10 +143,10 @@ impl Stream for Incoming {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            match self.handshakes.poll_join_next(cx) {
-                Poll::Ready(Some(Ok(Some(stream)))) => return Poll::Ready(Some(Ok(stream))),
-                // Failed, displaced or panicked: each concerns that one connection.
-                Poll::Ready(Some(_)) => continue,
+            match self.handshakes.poll_next(cx) {
+                Poll::Ready(Some(Some(stream))) => return Poll::Ready(Some(Ok(stream))),
+                // Failed, which concerns that one connection.
+                Poll::Ready(Some(None)) => continue,
                 // None: no handshake is open.
                 Poll::Ready(None) | Poll::Pending => {}
             }

@@ -304,8 +304,9 @@ mod tests {
         rule.check(address.parse().expect(address))
     }
 
+    /// Contract 4
     #[test]
-    fn only_pods_on_the_hop_s_port_contract_4() {
+    fn only_pods_on_the_hop_s_port() {
         for good in ["10.1.2.3:9443", "192.168.0.9:9443", "[fd00::9]:9443"] {
             assert_eq!(check(AddressRule::PodsOnly, good), Ok(()), "{good}");
         }

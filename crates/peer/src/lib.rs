@@ -10,12 +10,14 @@
 //! The process installs no provider for this crate: every configuration here names ring itself.
 
 pub mod accept;
+pub mod crowd;
 pub mod dial;
 pub mod identity;
 pub mod key;
 pub mod verify;
 
 pub use accept::{Incoming, PeerInfo};
+pub use crowd::Crowd;
 pub use dial::{AddressRule, DialError, Dialer, never_sent};
 pub use identity::RotatingIdentity;
 pub use key::{OwnKey, PeerKey};

@@ -57,6 +57,33 @@ pub enum BundleError {
     Empty,
 }
 
+/// What both verifiers say of signatures: those of TLS 1.3, by the algorithms of ring.
+macro_rules! tls13_only {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _cert: &CertificateDer<'_>,
+            _dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General("the hop speaks TLS 1.3 only".to_owned()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, cert, dss, &self.algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.algorithms.supported_schemes()
+        }
+    };
+}
+
 // === impl PinnedServer ===
 
 impl PinnedServer {
@@ -87,27 +114,7 @@ impl ServerCertVerifier for PinnedServer {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(only_tls13())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    tls13_only!();
 }
 
 // === impl GatewayClient ===
@@ -157,27 +164,7 @@ impl ClientCertVerifier for GatewayClient {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(only_tls13())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    tls13_only!();
 }
 
 /// The reason as it is told to the other side in the alert and to our log.
@@ -191,10 +178,6 @@ fn refusal(error: webpki::Error) -> Error {
     .into()
 }
 
-fn only_tls13() -> Error {
-    Error::General("the hop speaks TLS 1.3 only".to_owned())
-}
-
 // === impl TrustBundle ===
 
 impl TrustBundle {
@@ -205,7 +188,7 @@ impl TrustBundle {
     }
 
     /// Trusts exactly the certificates in `pem` from now on and returns how many there are.
-    /// Connections that exist stay.
+    /// Connections that exist stay until they are [`crate::accept::MAX_AGE`] old.
     ///
     /// # Errors
     /// When any of them cannot be used: then nothing changes.

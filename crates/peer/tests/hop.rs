@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
+/// Contract 4
 #[tokio::test]
 async fn a_gateway_calls_the_owner_it_means() {
     let ca = Ca::new();
@@ -40,6 +41,7 @@ async fn another_key_at_the_same_address_gets_nothing() {
     assert_eq!(owner.calls.load(Ordering::SeqCst), 0);
 }
 
+/// Contract 4
 #[tokio::test]
 async fn an_owner_refuses_everybody_but_gateways_of_its_installation() {
     let ca = Ca::new();
@@ -106,6 +108,7 @@ async fn an_owner_refuses_everybody_but_gateways_of_its_installation() {
     call(&mut channel).await.expect("answered");
 }
 
+/// Contract 4
 #[tokio::test]
 async fn without_a_certificate_nobody_dials_and_nobody_is_let_in() {
     let ca = Ca::new();
@@ -126,6 +129,7 @@ async fn without_a_certificate_nobody_dials_and_nobody_is_let_in() {
     assert!(matches!(error, DialError::Refused(_)), "{error}");
 }
 
+/// Contract 4
 #[tokio::test]
 async fn while_no_ca_is_known_nobody_is_let_in() {
     let ca = Ca::new();
@@ -141,6 +145,7 @@ async fn while_no_ca_is_known_nobody_is_let_in() {
     dialer.dial(owner.address, &pin).await.expect("trusted now");
 }
 
+/// C-3.12, contract 4; scenario 49.
 #[tokio::test]
 async fn a_rotation_of_the_ca_accepts_old_and_new_and_then_only_new() {
     let (old, new) = (Ca::new(), Ca::new());
@@ -198,6 +203,7 @@ async fn a_lost_connection_is_an_error_of_which_nothing_was_sent() {
     assert!(!never_sent(&tonic::Status::unavailable("invented")));
 }
 
+/// Contract 4
 #[tokio::test]
 async fn nothing_listens_and_a_silent_listener_are_told_apart() {
     let ca = Ca::new();
