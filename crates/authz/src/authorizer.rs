@@ -79,6 +79,7 @@ struct Shared {
     answers: Answers,
     key: HmacKey,
     caps: Caps,
+    clock: Box<dyn Fn() -> f64 + Send + Sync>,
     observer: Box<dyn Observer>,
     failing: AtomicBool,
 }
@@ -102,12 +103,27 @@ impl Authorizer {
     /// # Errors
     /// When TLS cannot be set up, or there are no random numbers.
     pub fn new(config: &Config, limits: Limits, observer: impl Observer + 'static) -> Result<Self, NewError> {
+        Self::with_clock(config, limits, observer, unix_seconds)
+    }
+
+    /// The same with another clock for a token's `exp`: seconds since the epoch. How long an answer is kept once
+    /// that is settled depends on no such clock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_clock(
+        config: &Config,
+        limits: Limits,
+        observer: impl Observer + 'static,
+        clock: impl Fn() -> f64 + Send + Sync + 'static,
+    ) -> Result<Self, NewError> {
         Ok(Self {
             shared: Arc::new(Shared {
                 reviewer: Reviewer::new(config)?,
                 answers: Answers::new(limits.entries),
                 key: HmacKey::generate().map_err(|_| NewError::Random)?,
                 caps: limits.caps,
+                clock: Box::new(clock),
                 observer: Box::new(observer),
                 failing: AtomicBool::new(false),
             }),
@@ -166,7 +182,7 @@ impl Shared {
         let answer = self.reviewer.ask(bearer, question).await;
         self.observer.reviewed(asked.elapsed());
         self.note(answer);
-        let keep = self.caps.keep(answer, bearer.kind(), unix_seconds());
+        let keep = self.caps.keep(answer, bearer.kind(), (self.clock)());
         Kept {
             answer,
             expires: asked + keep,

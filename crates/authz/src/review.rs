@@ -318,8 +318,9 @@ impl rustls::client::ResolvesClientCert for NoIdentity {
 mod tests {
     use super::*;
 
+    /// C-3.6
     #[test]
-    fn only_allowed_and_not_denied_passes_c_3_6() {
+    fn only_allowed_and_not_denied_passes() {
         let ok = StatusCode::CREATED;
         for (status, body, answer) in [
             (ok, r#"{"status":{"allowed":true}}"#, Some(Answer::Allowed)),

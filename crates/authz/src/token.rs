@@ -195,8 +195,9 @@ mod tests {
     }
 
     /// Bug scenario 55.
+    /// C-3.5
     #[test]
-    fn exactly_one_bearer_token_c_3_5() {
+    fn exactly_one_bearer_token() {
         for good in ["Bearer abc", "bearer abc", "BEARER abc"] {
             let bearer = parse(good).expect(good);
             assert_eq!(bearer.header(), "Bearer abc", "one form is forwarded");

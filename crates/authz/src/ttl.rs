@@ -125,8 +125,9 @@ mod tests {
         }
     }
 
+    /// C-3.6
     #[test]
-    fn the_table_of_the_contract_c_3_6() {
+    fn the_table_of_the_contract() {
         let none = TokenKind::Jwt { expires: None };
         for (answer, token, milliseconds) in [
             (Answer::Allowed, jwt(600.0), 10_000),

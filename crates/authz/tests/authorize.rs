@@ -7,16 +7,19 @@ use std::{
     time::Duration,
 };
 
-use common::{Api, Script, bearer, pass, question};
+use common::{Api, Script, bearer, jwt, pass, question};
 use kruntimes_authz::{
     Authorizer, Caps, Limits, NoObserver, Observer, Verdict,
     review::{AT_ONCE, DEADLINE},
 };
 use tokio::task::JoinSet;
 
+/// The wall clock of tests that care: seconds since the epoch.
+const NOW: f64 = 1_800_000_000.0;
 const FRESH: Verdict = Verdict::Allowed { cached: false };
 const CACHED: Verdict = Verdict::Allowed { cached: true };
 
+/// C-3.6: only `allowed` passes; no answer is no denial.
 #[tokio::test]
 async fn each_answer_of_the_api_server_has_its_verdict() {
     let api = Api::start().await;
@@ -42,6 +45,7 @@ async fn each_answer_of_the_api_server_has_its_verdict() {
     assert_eq!(attributes["name"], "f");
 }
 
+/// C-3.6
 #[tokio::test]
 async fn an_api_server_that_is_gone_is_no_refusal() {
     let config = {
@@ -55,6 +59,7 @@ async fn an_api_server_that_is_gone_is_no_refusal() {
     assert_eq!(verdict, Verdict::Unavailable);
 }
 
+/// C-3.6
 #[tokio::test]
 async fn an_api_server_that_is_silent_is_no_refusal() {
     let api = Api::start().await;
@@ -66,6 +71,7 @@ async fn an_api_server_that_is_silent_is_no_refusal() {
     assert_eq!(verdict, Verdict::Unavailable);
 }
 
+/// C-3.6: one review in flight per key.
 #[tokio::test]
 async fn a_hundred_callers_make_one_review() {
     let api = Api::start().await;
@@ -87,6 +93,7 @@ async fn a_hundred_callers_make_one_review() {
     assert_eq!((fresh, api.reviews()), (1, 1));
 }
 
+/// C-3.6
 #[tokio::test]
 async fn a_caller_who_hangs_up_does_not_take_the_answer_of_others_along() {
     let api = Api::start().await;
@@ -111,6 +118,7 @@ async fn a_caller_who_hangs_up_does_not_take_the_answer_of_others_along() {
     assert!(matches!(verdicts[..], [Verdict::Allowed { .. }]), "{verdicts:?}");
 }
 
+/// C-3.6: no sliding expiry, 5 s for opaque tokens; scenario 51.
 #[tokio::test]
 async fn an_allowance_ends_after_its_cap_however_often_it_is_used() {
     let api = Api::start().await;
@@ -136,6 +144,66 @@ async fn an_allowance_ends_after_its_cap_however_often_it_is_used() {
     assert_eq!(api.reviews(), 2);
 }
 
+/// C-3.6: allowed answers of a JWT are kept for 10 s, never beyond its `exp`.
+#[tokio::test]
+async fn an_allowance_ends_with_its_token() {
+    let api = Api::start().await;
+    let authorizer =
+        Authorizer::with_clock(&api.config(), Limits::default(), NoObserver, || NOW).expect("authorizer");
+    for (lives, kept) in [(3_600.0, 10_000), (3.0, 3_000)] {
+        let token = jwt(NOW + lives);
+        let (caller, run) = (bearer(&token), question("f"));
+        let ask = || authorizer.authorize(&caller, &run);
+        api.say(&token, Script::Allow);
+        assert_eq!(ask().await, FRESH);
+        tokio::time::pause();
+        pass(Duration::from_millis(kept - 1_500)).await;
+        assert_eq!(ask().await, CACHED, "{lives}");
+        pass(Duration::from_millis(1_500)).await;
+        tokio::time::resume();
+        assert_eq!(ask().await, FRESH, "{lives}: asked again");
+    }
+}
+
+/// C-3.6: the decision is the API server's and the clock of the cache is monotonic; scenario 53.
+#[tokio::test]
+async fn a_wrong_clock_prolongs_nothing_and_refuses_nobody() {
+    let api = Api::start().await;
+    let wall = Arc::new(Mutex::new(NOW));
+    let read = Arc::clone(&wall);
+    let clock = move || *read.lock().expect("lock");
+    let authorizer =
+        Authorizer::with_clock(&api.config(), Limits::default(), NoObserver, clock).expect("authorizer");
+    // Two minutes fast: a fresh token looks over. The API server is asked each time, and it says yes.
+    let token = jwt(NOW + 60.0);
+    api.say(&token, Script::Allow);
+    *wall.lock().expect("lock") = NOW + 120.0;
+    for _ in 0..2 {
+        assert_eq!(authorizer.authorize(&bearer(&token), &question("f")).await, FRESH);
+    }
+    // Two minutes slow, and back by an hour while an answer is kept: it is kept no longer for that.
+    for (name, skew) in [("slow", -120.0), ("right", 0.0)] {
+        *wall.lock().expect("lock") = NOW + skew;
+        let token = jwt(NOW + 3_600.0);
+        api.say(&token, Script::Allow);
+        let (caller, run) = (bearer(&token), question(name));
+        assert_eq!(authorizer.authorize(&caller, &run).await, FRESH);
+        *wall.lock().expect("lock") = NOW - 3_600.0;
+        api.say(&token, Script::Deny);
+        tokio::time::pause();
+        pass(Duration::from_secs(9)).await;
+        assert_eq!(authorizer.authorize(&caller, &run).await, CACHED, "{name}");
+        pass(Duration::from_secs(1)).await;
+        tokio::time::resume();
+        assert_eq!(
+            authorizer.authorize(&caller, &run).await,
+            Verdict::Denied,
+            "{name}"
+        );
+    }
+}
+
+/// C-3.6: denials at most 2 s, 401s never longer.
 #[tokio::test]
 async fn a_refusal_is_kept_for_two_seconds_at_most() {
     let api = Api::start().await;
@@ -160,6 +228,7 @@ async fn a_refusal_is_kept_for_two_seconds_at_most() {
     }
 }
 
+/// C-3.6: errors never.
 #[tokio::test]
 async fn errors_are_never_kept() {
     let api = Api::start().await;
@@ -173,6 +242,7 @@ async fn errors_are_never_kept() {
     assert_eq!(authorizer.authorize(&bearer("t"), &question("f")).await, FRESH);
 }
 
+/// C-3.6: the key is token, verb, namespace, name and UID; scenario 59.
 #[tokio::test]
 async fn tokens_and_questions_do_not_mix() {
     let api = Api::start().await;
@@ -201,6 +271,7 @@ async fn tokens_and_questions_do_not_mix() {
     assert_eq!(verdict, Verdict::Denied, "an empty name would mean all Runs");
 }
 
+/// C-3.6: bounded concurrent reviews, callers queue up to 2 s.
 #[tokio::test]
 async fn too_many_reviews_at_once_wait_and_then_are_unavailable() {
     let api = Api::start().await;
@@ -222,6 +293,7 @@ async fn too_many_reviews_at_once_wait_and_then_are_unavailable() {
     assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Unavailable));
 }
 
+/// C-3.6: the pool carries no identity of its own.
 #[tokio::test]
 async fn a_pool_that_is_somebody_is_refused_at_start() {
     let api = Api::start().await;
@@ -250,6 +322,7 @@ async fn a_pool_that_is_somebody_is_refused_at_start() {
     assert_eq!(checked, Ok(()));
 }
 
+/// C-3.14; scenario 59: allows and denials are counted apart.
 #[tokio::test]
 async fn results_and_reviews_are_counted_apart() {
     #[derive(Default)]

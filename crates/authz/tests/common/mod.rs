@@ -17,6 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use kruntimes_authz::{Authorizer, Bearer, Limits, NoObserver, Question};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
@@ -135,6 +136,13 @@ async fn review(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body
 
 pub(crate) fn bearer(token: &str) -> Bearer {
     Bearer::parse([format!("Bearer {token}")]).expect("well-formed")
+}
+
+/// A token that says when it ends, seconds since the epoch.
+pub(crate) fn jwt(expires: f64) -> String {
+    let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let (head, claims) = (part(json!({"alg": "RS256"})), part(json!({"exp": expires})));
+    format!("{head}.{claims}.c2ln")
 }
 
 pub(crate) fn question(name: &str) -> Question {
