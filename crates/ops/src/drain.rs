@@ -359,8 +359,9 @@ mod tests {
 
     const GRACE: Duration = Duration::from_secs(300);
 
+    /// C-3.13
     #[tokio::test(start_paused = true)]
-    async fn waits_for_work_and_ends_the_background_afterwards_c_3_13() {
+    async fn waits_for_work_and_ends_the_background_afterwards() {
         let drain = Drain::new();
         let (finish, finished) = oneshot::channel::<()>();
         let (alive, dropped) = oneshot::channel::<()>();
@@ -405,8 +406,9 @@ mod tests {
         assert_eq!((outcome.cut_off, outcome.unfinished), (vec!["stuck"], 2));
     }
 
+    /// C-3.13
     #[tokio::test(start_paused = true)]
-    async fn nothing_in_flight_exits_at_once_c_3_13() {
+    async fn nothing_in_flight_exits_at_once() {
         let drain = Drain::new();
         drop(drain.guard());
         drain.stop(Cause::Asked("test"));

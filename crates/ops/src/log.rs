@@ -3,7 +3,13 @@
 use std::io;
 
 use thiserror::Error;
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing::Dispatch;
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{self, MakeWriter},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::args::{LogFormat, OpsArgs};
 
@@ -28,18 +34,28 @@ pub enum Error {
 /// # Errors
 /// When the filter does not parse, or when called twice.
 pub fn init(args: &OpsArgs) -> Result<(), Error> {
-    let registry = tracing_subscriber::registry().with(filter(&args.log_filter)?);
     // Standard output is not ours: audit lines and `--help` live there.
-    let layer = fmt::layer().with_writer(io::stderr);
-    match args.log_format {
-        LogFormat::Json => registry
-            .with(layer.json().flatten_event(true).with_current_span(true))
-            .try_init(),
-        LogFormat::Plain => registry.with(layer.with_ansi(false)).try_init(),
-    }
-    .map_err(|_| Error::Twice)?;
+    dispatch(args, io::stderr)?.try_init().map_err(|_| Error::Twice)?;
     log_panics();
     Ok(())
+}
+
+/// What [`init`] installs, with another place to write to.
+///
+/// # Errors
+/// When the filter does not parse.
+pub fn dispatch<W>(args: &OpsArgs, writer: W) -> Result<Dispatch, Error>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let registry = tracing_subscriber::registry().with(filter(&args.log_filter)?);
+    let layer = fmt::layer().with_writer(writer);
+    Ok(match args.log_format {
+        LogFormat::Json => registry
+            .with(layer.json().flatten_event(true).with_current_span(true))
+            .into(),
+        LogFormat::Plain => registry.with(layer.with_ansi(false)).into(),
+    })
 }
 
 fn filter(text: &str) -> Result<EnvFilter, Error> {

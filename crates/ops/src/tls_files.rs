@@ -245,8 +245,9 @@ mod tests {
             .to_vec()
     }
 
+    /// C-3.12
     #[test]
-    fn a_bad_pair_keeps_the_old_one_c_3_12() {
+    fn a_bad_pair_keeps_the_old_one() {
         let temp = tempfile::tempdir().expect("a directory");
         let dir = WatchedDir::new(temp.path(), &NAMES);
         let (mut publisher, newest) = Publisher::new("test", check);
@@ -300,8 +301,9 @@ mod tests {
         assert_eq!(checks, 1);
     }
 
+    /// C-3.12
     #[tokio::test(start_paused = true)]
-    async fn a_swapped_secret_volume_is_noticed_c_3_12() {
+    async fn a_swapped_secret_volume_is_noticed() {
         let temp = tempfile::tempdir().expect("a directory");
         let root = temp.path();
         let (one, two) = (make("one.test"), make("two.test"));
