@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 use crate::{
     admit::Admission,
     args::{Args, Config},
+    ask::Questions,
     front::Front,
     hop::{
         channels::{self, Channels},
@@ -55,7 +56,7 @@ pub struct Running {
 /// # Errors
 /// When something is missing that will not come by itself; the text says what to do.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    log::init(&args.ops)?;
+    log::init(&args.log())?;
     let config = args.check()?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.args.threads)
@@ -107,7 +108,10 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
     let routes = Arc::new(Shared::new(config.scopes.iter().cloned()));
     let age = watch::start(&kube, &config.scopes, &routes, &readiness, &drain)?;
     let admission = Admission::new(args.max_in_flight, args.max_in_flight_per_namespace);
-    let channels = Arc::new(Channels::new(dialer(args, &readiness, &drain), config.rested));
+    let identity = peer_certificate(args, &readiness, &drain);
+    let dialer = dialer(args, identity.clone());
+    let channels = Arc::new(Channels::new(dialer, config.rested, config.max_age));
+    renew(identity, &channels, &metrics, &drain);
     sweep(&channels, &routes, &drain);
     let certificates = serving_certificate(args, &readiness, &metrics, &drain);
     let admin = admin(
@@ -116,7 +120,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         &readiness,
         Sources {
             routes: Arc::clone(&routes),
-            age,
+            age: age.clone(),
             admission: admission.clone(),
             channels: Arc::clone(&channels),
         },
@@ -134,6 +138,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         authorizer,
         admission,
         hop: Client::new(channels, args.caller_credential),
+        questions: Questions::new(age),
     };
     let socket = TcpListener::bind(args.listen)
         .await
@@ -169,12 +174,15 @@ impl Running {
     }
 }
 
-fn dialer(args: &Args, readiness: &Readiness, drain: &Drain) -> Dialer {
+fn peer_certificate(args: &Args, readiness: &Readiness, drain: &Drain) -> TlsFiles<Arc<CertifiedKey>> {
     let files = tls_files::watch("peer certificate", &args.peer_dir, drain, |pair| {
         Ok(certified_key(&pair.cert_pem, &pair.key_pem)?)
     });
-    let guard = readiness.register("peer certificate");
-    hold_until_first(files.clone(), guard, drain);
+    hold_until_first(files.clone(), readiness.register("peer certificate"), drain);
+    files
+}
+
+fn dialer(args: &Args, files: TlsFiles<Arc<CertifiedKey>>) -> Dialer {
     let identity = RotatingIdentity::new(move || Some(Arc::clone(&files.newest()?.value)));
     let rule = if args.allow_local_owners {
         AddressRule::AllowLocal
@@ -182,6 +190,19 @@ fn dialer(args: &Args, readiness: &Readiness, drain: &Drain) -> Dialer {
         AddressRule::PodsOnly
     };
     Dialer::new(Arc::new(identity), rule, channels::DIAL_TIMEOUT).with_endpoint(channels::endpoint)
+}
+
+/// With each new certificate of the hop new connections.
+fn renew(mut files: TlsFiles<Arc<CertifiedKey>>, channels: &Arc<Channels>, metrics: &Metrics, drain: &Drain) {
+    let (channels, gauge) = (Arc::clone(channels), metrics.peer_certificate_not_after.clone());
+    drain.spawn_background("peer certificate in use", async move {
+        let mut accepted = files.first().await;
+        while let Some(pair) = accepted {
+            gauge.set(pair.not_after.unwrap_or(0));
+            channels.renew();
+            accepted = files.next().await;
+        }
+    });
 }
 
 fn serving_certificate(
@@ -233,9 +254,9 @@ fn admin(ops: &OpsArgs, metrics: &Metrics, readiness: &Readiness, sources: Sourc
 }
 
 impl Authorize for Authorizer {
-    async fn authorize(&self, bearer: &Bearer, key: &RunKey) -> Verdict {
+    async fn authorize(&self, bearer: &Bearer, verb: &'static str, key: &RunKey) -> Verdict {
         let question = Question {
-            verb: "get",
+            verb,
             namespace: key.namespace.clone(),
             name: key.name.clone(),
             uid: key.uid.to_string(),

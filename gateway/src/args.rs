@@ -8,7 +8,10 @@ use kruntimes_ops::args::{OpsArgs, parse_duration};
 use kruntimes_proto::limits;
 
 use crate::{
-    hop::{channels::RESTED, client::CallerCredential},
+    hop::{
+        channels::{MAX_AGE, RESTED},
+        client::CallerCredential,
+    },
     request::Timeouts,
     routes::table::Scope,
 };
@@ -113,6 +116,8 @@ pub struct Config {
     pub patience: Patience,
     /// After how long without calls a connection to an owner is tried before use.
     pub rested: Duration,
+    /// After how long a connection to an owner carries no new calls.
+    pub max_age: Duration,
 }
 
 /// How long a caller may keep a connection waiting.
@@ -132,11 +137,24 @@ pub struct Patience {
     pub write: Duration,
 }
 
-/// How many connections callers may have open. Each costs some 50 KiB, over HTTP/2 at most the connection's
+/// How many connections callers may have open, once their handshake is done. Each costs some 50 KiB, over HTTP/2 at most the connection's
 /// window of 256 KiB more.
 pub const CONNECTIONS: usize = 2048;
 
+/// The library's own words about callers: all of them can be provoked, so they would fill a log. A filter may
+/// name the target again and thereby lift this.
+const QUIET: &str = "pingora_core=off";
+
 impl Args {
+    /// The flags of logging, with what is always filtered.
+    #[must_use]
+    pub fn log(&self) -> OpsArgs {
+        OpsArgs {
+            log_filter: format!("{QUIET},{}", self.ops.log_filter),
+            ..self.ops.clone()
+        }
+    }
+
     /// Checks what a single flag cannot know.
     ///
     /// # Errors
@@ -202,6 +220,7 @@ impl Args {
             scopes,
             patience: Patience::default(),
             rested: RESTED,
+            max_age: MAX_AGE,
             args: self,
         })
     }
@@ -230,6 +249,7 @@ mod tests {
             .and_then(Args::check)
     }
 
+    /// C-3.6, C-3.9
     #[test]
     fn defaults_are_those_of_the_contract() {
         let config = check(&[]).unwrap();

@@ -18,9 +18,9 @@ pub enum InvokeError {
     /// The path names nothing here.
     #[error("no such route; expected POST /v1/namespaces/NAMESPACE/runtimes/RUNTIME/functions/UID:invoke")]
     NoSuchRoute,
-    /// The route exists, for another method.
-    #[error("this route is called with POST")]
-    MethodNotAllowed,
+    /// The route exists, for this method.
+    #[error("this route is called with {0}")]
+    MethodNotAllowed(&'static str),
     /// Where the message ends is in doubt; the connection closes.
     #[error("the request cannot be read: {0}")]
     BadRequest(&'static str),
@@ -54,12 +54,15 @@ pub enum InvokeError {
     /// Nobody with that UID in that namespace and runtime can be called.
     #[error("no function with this UID is known in this namespace and runtime")]
     NoSuchFunction,
+    /// No call of that id runs; there is nothing to cancel (C-3.10).
+    #[error("no call of this function with this invocation id is running")]
+    NoSuchInvocation,
     /// Kubernetes refuses the token.
     #[error("Kubernetes does not accept the token")]
     TokenRejected,
-    /// The caller may not use that Run.
-    #[error("the caller may not `get` this Run, which is what calling it needs")]
-    PermissionDenied,
+    /// The caller may not do this with that Run.
+    #[error("the caller may not `{0}` this Run, which is what this request needs")]
+    PermissionDenied(&'static str),
     /// Nobody could say whether the caller may.
     #[error("the access review cannot be made at the moment: {0}")]
     AuthorizationUnavailable(String),
@@ -78,7 +81,7 @@ pub enum InvokeError {
     #[error("the gateway is starting and does not know its routes yet")]
     Starting,
     /// The gateway is at one of its own limits.
-    #[error("the gateway is at its limit of calls {0}")]
+    #[error("the gateway is at its limit of {0}")]
     Overloaded(&'static str),
     /// No connection to the owner; nothing was sent.
     #[error("the owner of the function cannot be reached: {0}")]
@@ -122,7 +125,7 @@ impl InvokeError {
         use Dispatched::{No, Unknown, Yes};
         match self {
             Self::NoSuchRoute => own(404, "NoSuchRoute", No),
-            Self::MethodNotAllowed => own(405, "MethodNotAllowed", No),
+            Self::MethodNotAllowed(_) => own(405, "MethodNotAllowed", No),
             Self::BadRequest(_) => own(400, "BadRequest", No),
             Self::InvalidInvocationId(_) | Self::RepeatedInvocationId => own(400, "InvalidInvocationId", No),
             Self::InvalidTimeout => own(400, "InvalidTimeout", No),
@@ -133,7 +136,8 @@ impl InvokeError {
             Self::UnsupportedContentEncoding => own(415, "UnsupportedContentEncoding", No),
             Self::PayloadTooLarge(_) => own(413, "PayloadTooLarge", No),
             Self::NoSuchFunction => own(404, "NoSuchFunction", No),
-            Self::PermissionDenied => own(403, "PermissionDenied", No),
+            Self::NoSuchInvocation => own(404, "NoSuchInvocation", No),
+            Self::PermissionDenied(_) => own(403, "PermissionDenied", No),
             Self::AuthorizationUnavailable(_) => again(503, "AuthorizationUnavailable", 2),
             Self::FunctionEnded { .. } => own(410, "FunctionEnded", No),
             Self::NotReady(state) => again(503, state.as_str(), state.retry_after_seconds()),
@@ -243,7 +247,7 @@ mod tests {
     fn examples() -> Vec<InvokeError> {
         let mut all = vec![
             InvokeError::NoSuchRoute,
-            InvokeError::MethodNotAllowed,
+            InvokeError::MethodNotAllowed("POST"),
             InvokeError::BadRequest("x"),
             InvokeError::RepeatedInvocationId,
             InvokeError::InvalidTimeout,
@@ -255,7 +259,8 @@ mod tests {
             InvokeError::PayloadTooLarge(1),
             InvokeError::NoSuchFunction,
             InvokeError::TokenRejected,
-            InvokeError::PermissionDenied,
+            InvokeError::PermissionDenied("get"),
+            InvokeError::NoSuchInvocation,
             InvokeError::AuthorizationUnavailable("x".into()),
             InvokeError::FunctionEnded {
                 phase: "Failed".into(),
@@ -278,8 +283,9 @@ mod tests {
         all
     }
 
+    /// C-3.4
     #[test]
-    fn every_429_and_503_says_when_to_come_back_c_3_4() {
+    fn every_429_and_503_says_when_to_come_back() {
         for error in examples() {
             let row = error.row();
             assert_eq!(
@@ -290,8 +296,9 @@ mod tests {
         }
     }
 
+    /// C-3.2
     #[test]
-    fn nothing_was_dispatched_when_the_gateway_itself_refuses_c_3_2() {
+    fn nothing_was_dispatched_when_the_gateway_itself_refuses() {
         for error in examples() {
             let row = error.row();
             if row.status < 500 && row.component == Component::Gateway || row.status == 503 {
@@ -301,8 +308,9 @@ mod tests {
         }
     }
 
+    /// C-3.5
     #[test]
-    fn the_statuses_of_the_contract_c_3_5() {
+    fn the_statuses_of_the_contract() {
         for (reason, status) in [
             (Reason::Busy, 429),
             (Reason::StaleRoute, 503),
@@ -321,6 +329,7 @@ mod tests {
         }
     }
 
+    /// C-3.2
     #[test]
     fn the_owner_s_word_on_dispatched_is_passed_on() {
         let failure = Failure::new(Reason::WorkerExited, "x").dispatched(Dispatched::Unknown);
@@ -328,5 +337,16 @@ mod tests {
             InvokeError::Answered(failure).row().dispatched,
             Dispatched::Unknown
         );
+    }
+
+    /// C-3.2: reasons are a closed, documented list.
+    #[test]
+    fn every_reason_is_documented_with_its_status() {
+        let page = include_str!("../../docs/reasons.md");
+        for error in examples() {
+            let row = error.row();
+            let line = format!("| {} | `{}` |", row.status, row.reason);
+            assert!(page.contains(&line), "docs/reasons.md lacks {line}");
+        }
     }
 }

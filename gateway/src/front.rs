@@ -9,7 +9,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use kruntimes_authz::Authorizer;
-use kruntimes_proto::{failure::Component, ids::InvocationId};
+use kruntimes_proto::{
+    failure::{Component, Dispatched},
+    ids::InvocationId,
+};
 use pingora_core::{
     apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream},
     protocols::http::{
@@ -27,7 +30,7 @@ use crate::{
     listen::stream::Arrivals,
     metrics::{Ended, Metrics},
     reply::{self, Output, Reply, Timing},
-    request::{self, Invocation, Timeouts},
+    request::{self, Invocation, Request, Timeouts},
     routes::shared::Shared,
 };
 
@@ -58,13 +61,24 @@ const CONNECTION_WINDOW: u32 = 256 * 1024;
 /// Calls at once on one connection.
 const STREAMS: u32 = 128;
 
+/// Longest header list over HTTP/2, bytes, as clients are told. Twice ours: a head between the two gets our 431,
+/// with its id and reason; a longer one gets the bare 431 of the protocol library.
+const HEADER_LIST: usize = 2 * request::HEAD_BYTES;
+
 /// One request, from its head on.
 struct Exchange {
     started: Instant,
     version: &'static str,
     id: InvocationId,
-    call: Option<Invocation>,
+    request: Option<Request>,
     timing: Timing,
+}
+
+/// What a request that worked is answered with.
+enum Done {
+    Output(Output),
+    Page(Bytes),
+    Cancelled,
 }
 
 // === impl Front ===
@@ -134,16 +148,16 @@ impl Connection {
             started: Instant::now(),
             version: if session.is_http2() { "2" } else { "1.1" },
             id: match &parsed {
-                Ok(call) => call.id.clone(),
+                Ok(request) => request.subject().id.clone(),
                 Err(_) => session::id_for_answer(session),
             },
-            call: None,
+            request: None,
             timing: Timing::default(),
         };
         let result = match parsed {
-            Ok(call) => {
-                let result = self.call(session, &call, &mut exchange.timing).await;
-                exchange.call = Some(call);
+            Ok(request) => {
+                let result = self.answer(session, &request, &mut exchange.timing).await;
+                exchange.request = Some(request);
                 result
             }
             Err(error) => Err(Stop::Refused(error)),
@@ -160,6 +174,28 @@ impl Connection {
         };
         self.note(&exchange, ended, dispatched);
         written
+    }
+
+    async fn answer(
+        &self,
+        session: &mut ServerSession,
+        request: &Request,
+        timing: &mut Timing,
+    ) -> Result<Done, Stop> {
+        let invoke = &self.front.invoke;
+        match request {
+            Request::Invoke(call) => self.call(session, call, timing).await.map(Done::Output),
+            Request::Explain(subject) => invoke
+                .explain(subject, timing)
+                .await
+                .map(Done::Page)
+                .map_err(Stop::Refused),
+            Request::Cancel(subject, invocation) => invoke
+                .cancel(subject, invocation, timing)
+                .await
+                .map(|()| Done::Cancelled)
+                .map_err(Stop::Refused),
+        }
     }
 
     async fn call(
@@ -184,24 +220,25 @@ impl Connection {
         tokio::select! {
             biased;
             result = send => result.map_err(Stop::Refused),
-            () = session::caller_gone(session) => Err(Stop::CallerGone),
+            () = session::caller_gone(session) => Err(Stop::CallerGone(Dispatched::Unknown)),
         }
     }
 
-    fn note(&self, exchange: &Exchange, mut ended: Ended, dispatched: &'static str) {
+    fn note(&self, exchange: &Exchange, mut ended: Ended, dispatched: Dispatched) {
         ended.took = exchange.started.elapsed();
         self.front.metrics.answered(&ended);
-        let call = exchange.call.as_ref();
+        let subject = exchange.request.as_ref().map(Request::subject);
         tracing::info!(
             target: "kruntimes_gateway::access",
             status = ended.status,
             reason = ended.reason,
             component = ended.component,
-            dispatched,
+            dispatched = dispatched.as_str(),
             invocation_id = exchange.id.as_str(),
-            namespace = call.map(|call| call.namespace.as_str()),
-            runtime = call.map(|call| call.runtime.as_str()),
-            run_uid = call.map(|call| tracing::field::display(call.uid)),
+            namespace = subject.map(|subject| subject.namespace.as_str()),
+            runtime = subject.map(|subject| subject.runtime.as_str()),
+            run_uid = subject.map(|subject| tracing::field::display(subject.uid)),
+            method = ended.method,
             remote = %self.remote,
             http = ended.version,
             took_ms = ended.took.as_secs_f64() * 1000.0,
@@ -240,7 +277,7 @@ impl HttpServerApp for Connection {
             .max_concurrent_streams(STREAMS)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(u32::try_from(request::HEAD_BYTES).unwrap_or(u32::MAX));
+            .max_header_list_size(u32::try_from(HEADER_LIST).unwrap_or(u32::MAX));
         Some(options)
     }
 
@@ -253,43 +290,49 @@ impl HttpServerApp for Connection {
 
 impl Exchange {
     /// How it is counted, but for the time.
-    fn ended(&self, result: &Result<Output, Stop>) -> (Ended, &'static str) {
+    fn ended(&self, result: &Result<Done, Stop>) -> (Ended, Dispatched) {
         let ended = Ended {
             status: 200,
             reason: "OK",
-            component: Component::Function.as_str(),
-            // Without a call the method may be anything, and callers must not make label values.
-            method: if self.call.is_some() { "POST" } else { "other" },
+            component: Component::Gateway.as_str(),
+            // Without a request that makes sense the method may be anything, and callers must not make labels.
+            method: self.request.as_ref().map_or("other", Request::method),
             version: self.version,
             took: std::time::Duration::ZERO,
         };
         match result {
-            Ok(_) => (ended, "yes"),
-            Err(Stop::Refused(error)) => (ended.with(error.row()), error.row().dispatched.as_str()),
-            Err(Stop::CallerGone) => {
-                let component = Component::Gateway.as_str();
+            Ok(Done::Output(_)) => {
+                let component = Component::Function.as_str();
+                (Ended { component, ..ended }, Dispatched::Yes)
+            }
+            Ok(Done::Page(_)) => (ended, Dispatched::No),
+            Ok(Done::Cancelled) => (Ended { status: 204, ..ended }, Dispatched::No),
+            Err(Stop::Refused(error)) => (ended.with(error.row()), error.row().dispatched),
+            Err(Stop::CallerGone(dispatched)) => {
+                let (status, reason) = (499, "CallerGone");
                 (
                     Ended {
-                        status: 499,
-                        reason: "CallerGone",
-                        component,
+                        status,
+                        reason,
                         ..ended
                     },
-                    "unknown",
+                    *dispatched,
                 )
             }
         }
     }
 
     /// What is written; nothing for a caller that is gone.
-    fn reply(&self, result: Result<Output, Stop>) -> Option<Reply> {
+    fn reply(&self, result: Result<Done, Stop>) -> Option<Reply> {
         match result {
-            Ok(output) => {
-                let envelope = self.call.as_ref().is_some_and(|call| call.envelope);
+            Ok(Done::Output(output)) => {
+                let envelope = matches!(&self.request, Some(Request::Invoke(call)) if call.envelope);
                 Some(reply::success(output, &self.id, envelope, self.timing))
             }
+            Ok(Done::Page(page)) => Some(reply::page(page, &self.id, self.timing)),
+            Ok(Done::Cancelled) => Some(reply::cancelled(&self.id, self.timing)),
             Err(Stop::Refused(error)) => Some(reply::problem(&error, &self.id, self.timing)),
-            Err(Stop::CallerGone) => None,
+            Err(Stop::CallerGone(_)) => None,
         }
     }
 }

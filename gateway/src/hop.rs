@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kruntimes_proto::failure::Failure;
+use kruntimes_proto::{failure::Failure, ids::InvocationId, owner::ExplainResponse};
 use tokio::time::Instant;
 
-use crate::{reply::Output, request::Invocation, routes::Route};
+use crate::{
+    reply::Output,
+    request::{Invocation, Subject},
+    routes::Route,
+};
 
 pub mod channels;
 pub mod client;
@@ -54,4 +58,22 @@ pub enum HopError {
 pub trait Hop: Send + Sync {
     /// One attempt. Dropping the future gives the call up; the owner is told.
     fn call(&self, call: Call<'_>) -> impl Future<Output = Result<Answer, HopError>> + Send;
+}
+
+/// Asks an owner about a Run, or to end one of its calls.
+pub trait Ask: Send + Sync {
+    /// Ends that call. Says whether it was running.
+    fn cancel(
+        &self,
+        subject: &Subject,
+        route: &Route,
+        invocation: &InvocationId,
+    ) -> impl Future<Output = Result<bool, HopError>> + Send;
+
+    /// What the owner knows of the function.
+    fn explain(
+        &self,
+        subject: &Subject,
+        route: &Route,
+    ) -> impl Future<Output = Result<ExplainResponse, HopError>> + Send;
 }

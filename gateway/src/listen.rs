@@ -3,8 +3,11 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use kruntimes_ops::{drain::Drain, tls_files::TlsFiles};
+use kruntimes_peer::Crowd;
 use pingora_core::{
-    apps::ServerApp as _, listeners::tls::Acceptor, protocols::l4::stream::Stream as L4Stream,
+    apps::ServerApp as _,
+    listeners::tls::Acceptor,
+    protocols::{Stream, l4::stream::Stream as L4Stream},
 };
 use rustls::{
     ServerConfig, SupportedProtocolVersion,
@@ -25,6 +28,9 @@ use crate::{
 
 pub mod stream;
 
+/// How many handshakes may be open, apart from the connections: slow ones give way to new ones and keep nobody
+/// out (bug scenario 64).
+const HANDSHAKES: usize = 512;
 /// A pause after an error of accepting itself, which is nearly always a lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a connection without calls may take to say goodbye while the process stops.
@@ -66,72 +72,117 @@ impl Listener {
     /// Accepts until the process stops; the connections go on until their calls are done.
     pub async fn serve(self, drain: Drain) {
         let acceptor = Arc::new(Acceptor::from_server_config(self.tls));
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
         let (stop, stopping) = watch::channel(false);
-        let stopped = drain.stopping();
+        let connections = Connections {
+            front: self.front,
+            room: Arc::new(Semaphore::new(CONNECTIONS)),
+            stopping,
+            drain,
+        };
+        let metrics = connections.front.metrics();
+        let mut handshakes = Crowd::new(HANDSHAKES);
+        let stopped = connections.drain.stopping();
+        let mut complained = false;
         loop {
             let accepted = tokio::select! {
                 () = stopped.cancelled() => break,
-                accepted = self.socket.accept() => accepted,
-            };
-            let (tcp, remote) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    tracing::warn!(%error, "a caller's connection cannot be accepted");
-                    sleep(PAUSE).await;
+                Some(shaken) = handshakes.next() => {
+                    connections.begin(shaken);
                     continue;
                 }
+                accepted = self.socket.accept() => accepted,
             };
-            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-                self.front.metrics().shaken("refused");
-                continue;
-            };
-            let acceptor = Arc::clone(&acceptor);
-            let front = Arc::clone(&self.front);
-            let stopping = stopping.clone();
-            drain.spawn("connection", async move {
-                serve_one(tcp, remote, &acceptor, front, stopping).await;
-                drop(permit);
-            });
+            match accepted {
+                Ok((tcp, remote)) => {
+                    complained = false;
+                    let shake =
+                        shake_hands(tcp, remote, Arc::clone(&acceptor), Arc::clone(&connections.front));
+                    if handshakes.begin(shake) {
+                        metrics.shaken("displaced");
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Once, until one is accepted again.
+                    if !std::mem::replace(&mut complained, true) {
+                        tracing::warn!(%error, "callers' connections cannot be accepted");
+                    }
+                    sleep(PAUSE).await;
+                }
+            }
         }
         // Closing the socket comes first, so that nobody gets a connection that would not be served.
         drop(self.socket);
         stop.send_replace(true);
+        let last = async {
+            while let Some(shaken) = handshakes.next().await {
+                connections.begin(shaken);
+            }
+        };
+        // Those who do not end it soon have said nothing yet.
+        let _ = timeout(GOODBYE, last).await;
         // Connections must go on seeing the value: the sender lives as long as they do.
-        drop(stopping);
+        drop(connections);
         stop.closed().await;
     }
 }
 
-async fn serve_one(
+/// What each connection needs.
+struct Connections {
+    front: Arc<Front>,
+    room: Arc<Semaphore>,
+    stopping: watch::Receiver<bool>,
+    drain: Drain,
+}
+
+/// A stream that speaks TLS, and who is at its other end; nothing when the handshake failed.
+type Shaken = Option<(Stream, SocketAddr)>;
+
+// === impl Connections ===
+
+impl Connections {
+    fn begin(&self, shaken: Shaken) {
+        let Some((stream, remote)) = shaken else { return };
+        let Ok(permit) = Arc::clone(&self.room).try_acquire_owned() else {
+            self.front.metrics().shaken("refused");
+            return;
+        };
+        self.front.metrics().shaken("ok");
+        let (front, stopping) = (Arc::clone(&self.front), self.stopping.clone());
+        self.drain.spawn("connection", async move {
+            serve_one(stream, remote, front, stopping).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn shake_hands(
     tcp: TcpStream,
     remote: SocketAddr,
-    acceptor: &Acceptor,
+    acceptor: Arc<Acceptor>,
     front: Arc<Front>,
-    stopping: watch::Receiver<bool>,
-) {
-    if tcp.set_nodelay(true).is_err() {
-        return;
-    }
-    let patience = front.patience();
-    let tls = match timeout(patience.handshake, acceptor.tls_handshake(L4Stream::from(tcp))).await {
-        Ok(Ok(tls)) => tls,
+) -> Shaken {
+    tcp.set_nodelay(true).ok()?;
+    let shake = acceptor.tls_handshake(L4Stream::from(tcp));
+    match timeout(front.patience().handshake, shake).await {
+        Ok(Ok(tls)) => Some((Box::new(tls), remote)),
         Ok(Err(error)) => {
             // Debug only: a port scan must not fill the log.
             tracing::debug!(%remote, %error, "a caller's handshake failed");
             front.metrics().shaken("failed");
-            return;
+            None
         }
         Err(_) => {
             front.metrics().shaken("timeout");
-            return;
+            None
         }
-    };
-    front.metrics().shaken("ok");
-    let (stream, arrivals) = stream::Noting::new(Box::new(tls), patience.idle);
+    }
+}
+
+async fn serve_one(stream: Stream, remote: SocketAddr, front: Arc<Front>, stopping: watch::Receiver<bool>) {
+    let (stream, arrivals) = stream::Noting::new(stream, front.patience().idle);
     let connection = Arc::new(Connection::new(front, arrivals, remote));
-    let mut next: Option<pingora_core::protocols::Stream> = Some(Box::new(stream));
+    let mut next: Option<Stream> = Some(Box::new(stream));
     let serve = async {
         while let Some(stream) = next.take() {
             next = connection.process_new(stream, &stopping).await;

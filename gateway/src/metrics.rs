@@ -38,6 +38,8 @@ pub struct Metrics {
     pub connections: Gauge<i64, AtomicI64>,
     /// End of the serving certificate, seconds since the epoch; 0 while there is none.
     pub certificate_not_after: Gauge<i64, AtomicI64>,
+    /// The same of the certificate that owners know this gateway by.
+    pub peer_certificate_not_after: Gauge<i64, AtomicI64>,
 }
 
 /// Where sizes are read at scrape time.
@@ -95,7 +97,7 @@ pub struct Ended {
     pub reason: &'static str,
     /// Who answered.
     pub component: &'static str,
-    /// `POST` or `other`: callers must not be able to make label values.
+    /// `POST`, `GET`, `DELETE` or `other`: callers must not be able to make label values.
     pub method: &'static str,
     /// `1.1` or `2`.
     pub version: &'static str,
@@ -147,6 +149,12 @@ impl Metrics {
             Unit::Seconds,
             self.certificate_not_after.clone(),
         );
+        ours.register_with_unit(
+            "gateway_peer_certificate_not_after",
+            "End of the certificate that owners know the gateway by, since the epoch",
+            Unit::Seconds,
+            self.peer_certificate_not_after.clone(),
+        );
         ours.register_collector(Box::new(sources));
     }
 
@@ -169,7 +177,8 @@ impl Metrics {
             .observe(ended.took.as_secs_f64());
     }
 
-    /// Counts one handshake: `ok`, `failed`, `timeout` or `refused` (too many connections).
+    /// Counts one handshake: `ok`, `failed`, `timeout`, `displaced` (too many handshakes) or `refused` (too many
+    /// connections).
     pub fn shaken(&self, result: &'static str) {
         self.handshakes.get_or_create(&Handshake { result }).inc();
     }

@@ -14,6 +14,7 @@ use crate::{
     request::{ENVELOPE, INVOCATION_ID},
 };
 
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
@@ -77,6 +78,30 @@ pub fn success(output: Output, id: &InvocationId, envelope: bool, timing: Timing
     }
 }
 
+/// The page that explains a function (C-3.11).
+#[must_use]
+pub fn page(body: Bytes, id: &InvocationId, timing: Timing) -> Reply {
+    let mut headers = common(id, timing);
+    headers.push((header::CONTENT_TYPE, JSON));
+    Reply {
+        status: StatusCode::OK,
+        headers,
+        body,
+        close: false,
+    }
+}
+
+/// A call was cancelled: there is nothing to show (C-3.10).
+#[must_use]
+pub fn cancelled(id: &InvocationId, timing: Timing) -> Reply {
+    Reply {
+        status: StatusCode::NO_CONTENT,
+        headers: common(id, timing),
+        body: Bytes::new(),
+        close: false,
+    }
+}
+
 /// The answer of a call that did not.
 #[must_use]
 pub fn problem(error: &InvokeError, id: &InvocationId, timing: Timing) -> Reply {
@@ -131,8 +156,8 @@ fn hints(error: &InvokeError, row: Row) -> Vec<(HeaderName, HeaderValue)> {
         };
         hints.push((header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge)));
     }
-    if row.status == 405 {
-        hints.push((header::ALLOW, HeaderValue::from_static("POST")));
+    if let InvokeError::MethodNotAllowed(method) = error {
+        hints.push((header::ALLOW, HeaderValue::from_static(method)));
     }
     hints
 }
@@ -247,8 +272,9 @@ mod tests {
         serde_json::from_slice(&reply.body).unwrap()
     }
 
+    /// C-3.1
     #[test]
-    fn the_body_is_the_output_with_its_type_c_3_1() {
+    fn the_body_is_the_output_with_its_type() {
         let reply = success(
             output("text/x-y; charset=utf-8", b"abc"),
             &id(),
@@ -265,8 +291,9 @@ mod tests {
         assert_eq!(header(&none, "content-type"), Some("application/octet-stream"));
     }
 
+    /// C-3.1
     #[test]
-    fn an_envelope_shows_outputs_and_changes_no_number_c_3_1() {
+    fn an_envelope_shows_outputs_and_changes_no_number() {
         let big = success(
             output("application/json", b" [1e400, 123456789012345678901] "),
             &id(),
@@ -302,8 +329,9 @@ mod tests {
         assert_eq!(body(&no_text)["outputBase64"], "Iv8i");
     }
 
+    /// C-3.2
     #[test]
-    fn a_problem_says_it_all_c_3_2() {
+    fn a_problem_says_it_all() {
         let failure =
             Failure::new(Reason::Busy, "a call is in flight").busy_at_most(Duration::from_millis(1500));
         let reply = problem(&InvokeError::Answered(failure), &id(), Timing::default());
@@ -316,6 +344,7 @@ mod tests {
         assert_eq!(header(&reply, "content-type"), Some("application/problem+json"));
     }
 
+    /// C-3.5
     #[test]
     fn statuses_have_the_headers_that_belong_to_them() {
         let absent = problem(&InvokeError::NoBearer("x"), &id(), Timing::default());
@@ -329,19 +358,20 @@ mod tests {
                 .unwrap()
                 .contains("invalid_token")
         );
-        let method = problem(&InvokeError::MethodNotAllowed, &id(), Timing::default());
+        let method = problem(&InvokeError::MethodNotAllowed("POST"), &id(), Timing::default());
         assert_eq!((header(&method, "allow"), method.close), (Some("POST"), false));
         assert!(problem(&InvokeError::BadRequest("x"), &id(), Timing::default()).close);
     }
 
+    /// C-3.3
     #[test]
-    fn server_timing_tells_what_was_reached_c_3_3() {
+    fn server_timing_tells_what_was_reached() {
         let timing = Timing {
             route: Some(Duration::from_micros(12)),
             authz: Some(Duration::from_millis(2)),
             ..Timing::default()
         };
-        let reply = problem(&InvokeError::PermissionDenied, &id(), timing);
+        let reply = problem(&InvokeError::PermissionDenied("get"), &id(), timing);
         assert_eq!(
             header(&reply, "server-timing"),
             Some("authz;dur=2.000, route;dur=0.012")

@@ -24,6 +24,10 @@ pub struct Entry {
     pub ends_at: Option<Timestamp>,
     /// Whether it can be called, and where.
     pub state: State,
+    /// Who holds it now, whether or not it can be called: a call may still run there.
+    pub route: Option<Route>,
+    /// What its conditions say against calling it, for people (C-3.11).
+    pub why: Option<String>,
 }
 
 /// Whether a Run can be called.

@@ -1,74 +1,60 @@
 //! Who may call, and what is asked of Kubernetes for it (C-3.6, C-1.2).
 
-use crate::common::{ALICE, Api, Caller, MALLORY, World, config, pki, start};
-use bytes::Bytes;
-use http::{Request, Version};
-use http_body_util::Full;
+use std::time::Duration;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+
+use crate::common::{ALICE, Api, Caller, MALLORY, World, config, eventually, metric, start};
+use http::Version;
 use kruntimes_gateway::app;
 
-fn by(caller: &Caller, path: &str, token: &str) -> Request<Full<Bytes>> {
-    let mut request = caller.request(path).body("1".into()).unwrap();
-    request
-        .headers_mut()
-        .insert("authorization", format!("Bearer {token}").parse().unwrap());
-    request
-}
-
+/// C-1.2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_is_401_and_a_stranger_403() {
-    let world = World::start().await;
-    let function = world.function("demo", "hello");
-    let caller = world.caller();
-    let garbage = caller.both(|| by(&caller, &function.path, "garbage")).await;
-    assert_eq!(
-        (garbage.status, garbage.reason().as_str()),
-        (401, "Unauthenticated")
-    );
-    assert!(garbage.header("www-authenticate").unwrap().starts_with("Bearer "));
-    let stranger = caller.both(|| by(&caller, &function.path, MALLORY)).await;
-    assert_eq!(
-        (stranger.status, stranger.reason().as_str()),
-        (403, "PermissionDenied")
-    );
-    for answer in [garbage, stranger] {
-        assert_eq!(answer.dispatched(), "no");
-        assert!(!answer.text().contains("garbage") && !answer.text().contains(MALLORY));
-    }
-    assert!(world.owner.calls().is_empty());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kept_answer_asks_nobody_c_1_2() {
+async fn a_kept_answer_asks_nobody() {
     let world = World::start().await;
     let function = world.function("demo", "hello");
     let caller = world.caller();
     assert_eq!(caller.call(&function.path, "1").await.status, 200);
     let (reviews, reads) = (world.api.reviews(), world.api.reads());
     for _ in 0..20 {
-        assert_eq!(
-            caller.both(|| by(&caller, &function.path, ALICE)).await.status,
-            200
-        );
+        assert_eq!(caller.both(|| caller.by(&function.path, ALICE)).await.status, 200);
     }
     assert_eq!((world.api.reviews(), world.api.reads()), (reviews, reads));
     assert_eq!(reviews, 1);
 }
 
+/// C-3.6; scenario 59: no cross talk, and counted apart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_and_functions_are_kept_apart() {
     let world = World::start().await;
     let (one, two) = (world.function("demo", "one"), world.function("demo", "two"));
     let caller = world.caller();
-    for round in 0..20 {
+    for round in 0..500 {
         let path = if round % 2 == 0 { &one.path } else { &two.path };
-        let allowed = caller.send(by(&caller, path, ALICE), Version::HTTP_2);
-        let denied = caller.send(by(&caller, path, MALLORY), Version::HTTP_2);
+        let allowed = caller.send(caller.by(path, ALICE), Version::HTTP_2);
+        let denied = caller.send(caller.by(path, MALLORY), Version::HTTP_2);
         let (allowed, denied) = tokio::join!(allowed, denied);
         assert_eq!((allowed.status, denied.status), (200, 403));
     }
-    assert_eq!(world.api.reviews(), 4, "one for each token and function");
+    let count = async |result: &str, cached: bool| {
+        let labels = format!("{{result=\"{result}\",cached=\"{cached}\"}}");
+        metric(
+            &world.gateway,
+            &format!("kruntimes_gateway_authorizations_total{labels}"),
+        )
+        .await
+    };
+    for result in ["allowed", "denied"] {
+        assert_eq!(
+            count(result, false).await + count(result, true).await,
+            500.0,
+            "{result}"
+        );
+    }
+    assert!(count("allowed", false).await < 20.0, "most are remembered");
 }
 
+/// C-3.5, C-3.14: API loss never makes it unready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_review_is_503_and_what_is_kept_goes_on() {
     let world = World::start().await;
@@ -76,13 +62,10 @@ async fn no_review_is_503_and_what_is_kept_goes_on() {
     let caller = world.caller();
     assert_eq!(caller.call(&one.path, "1").await.status, 200);
     // It must be known before the API goes away.
-    assert_eq!(
-        caller.both(|| by(&caller, &two.path, "garbage")).await.status,
-        401
-    );
+    assert_eq!(caller.both(|| caller.by(&two.path, "garbage")).await.status, 401);
     world.api.down(true);
     assert_eq!(caller.call(&one.path, "1").await.status, 200);
-    let answer = caller.both(|| by(&caller, &two.path, ALICE)).await;
+    let answer = caller.both(|| caller.by(&two.path, ALICE)).await;
     assert_eq!(
         (answer.status, answer.reason().as_str()),
         (503, "AuthorizationUnavailable")
@@ -95,8 +78,9 @@ async fn no_review_is_503_and_what_is_kept_goes_on() {
     assert_eq!(caller.call(&two.path, "1").await.status, 200);
 }
 
+/// C-3.6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pool_with_an_identity_is_refused_at_start_c_3_6() {
+async fn a_pool_with_an_identity_is_refused_at_start() {
     let world = World::start().await;
     let api = Api::start().await;
     // Something in between answers for everybody, as a client certificate would.
@@ -113,6 +97,7 @@ async fn a_pool_with_an_identity_is_refused_at_start_c_3_6() {
     assert!(text.contains("client certificate"), "the remedy: {text}");
 }
 
+/// C-3.6: garbage is 401, though the configuration has a token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_identity_in_the_configuration_does_not_reach_the_pool() {
     let world = World::start().await;
@@ -125,15 +110,13 @@ async fn an_identity_in_the_configuration_does_not_reach_the_pool() {
     let function = world.function("demo", "hello");
     let caller = Caller::new(gateway.https, &world.pki);
     assert_eq!(
-        caller
-            .both(|| by(&caller, &function.path, "garbage"))
-            .await
-            .status,
+        caller.both(|| caller.by(&function.path, "garbage")).await.status,
         401
     );
     assert_eq!(caller.call(&function.path, "1").await.status, 200);
 }
 
+/// Contract 4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_waits_for_the_certificate_that_owners_know() {
     let world = World::start().await;
@@ -154,9 +137,54 @@ async fn it_waits_for_the_certificate_that_owners_know() {
     );
     world.pki.be_gateway(dirs.path());
     gateway.readiness.ready().await;
-    crate::common::eventually("the owner is reached", || async {
+    eventually("the owner is reached", || async {
         (caller.call(&function.path, "1").await.status == 200).then_some(())
     })
     .await;
-    let _ = pki::write;
+}
+
+/// C-3.6: with a client certificate in the configuration an API server would ignore a garbage token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_certificate_in_the_configuration_is_shown_to_nobody() {
+    let world = World::start().await;
+    let mut kube = world.api.config();
+    let (cert, key) = world.pki.serving_pair("somebody");
+    kube.auth_info.client_certificate_data = Some(BASE64_STANDARD.encode(cert));
+    kube.auth_info.client_key_data = Some(BASE64_STANDARD.encode(key).into());
+    let gateway = app::start(config(world.dirs.path(), &[], |_| {}), kube)
+        .await
+        .unwrap();
+    gateway.readiness.ready().await;
+    let function = world.function("demo", "hello");
+    Caller::new(gateway.https, &world.pki)
+        .refused(
+            || world.caller().by(&function.path, "garbage"),
+            (401, "Unauthenticated", "gateway", "no"),
+        )
+        .await;
+}
+
+/// C-3.6: an allowance ends with its cap, however often the function is called; scenario 51's kind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_no_longer_allowed_is_refused_though_calling_all_the_time() {
+    let world = World::with(&["--authorization-opaque-ttl", "1s"], |_| {}).await;
+    let function = world.function("demo", "hello");
+    let caller = world.caller();
+    assert_eq!(caller.call(&function.path, "1").await.status, 200);
+    world.api.allow(ALICE, &[]);
+    let calls = async {
+        let mut calls = 0;
+        while caller.call(&function.path, "1").await.status == 200 {
+            calls += 1;
+        }
+        calls
+    };
+    let calls = tokio::time::timeout(Duration::from_secs(20), calls)
+        .await
+        .unwrap();
+    assert!(calls > 1, "it was kept for a while");
+    assert_eq!(
+        caller.call(&function.path, "1").await.reason(),
+        "PermissionDenied"
+    );
 }

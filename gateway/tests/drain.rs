@@ -1,40 +1,41 @@
 //! How a gateway ends (C-3.13).
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use crate::common::{ALICE, Caller, World, caller::read_all, owner, start};
+use crate::common::{
+    ALICE, Caller, World,
+    caller::{head, read_all},
+    eventually,
+    frames::{Frames, GOAWAY},
+    start,
+};
 use http::Version;
-use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::Notify};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
+/// C-3.13; scenario 43.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn running_calls_finish_and_then_it_ends_at_once() {
     let world = World::start().await;
     let gateway = start(world.dirs.path(), &world.api, &[], |_| {}).await;
     gateway.readiness.ready().await;
     let function = world.function("demo", "hello");
-    let (release, readiness, address) = (Arc::new(Notify::new()), gateway.readiness.clone(), gateway.https);
-    let wait = Arc::clone(&release);
-    world.owner.answers(move |request| {
-        let wait = Arc::clone(&wait);
-        async move {
-            wait.notified().await;
-            owner::echo(request)
-        }
-    });
+    let (readiness, address) = (gateway.readiness.clone(), gateway.https);
+    let gate = world.owner.gate();
     let caller = Caller::new(address, &world.pki);
-    let call = |version| caller.send(caller.request(&function.path).body("1".into()).unwrap(), version);
+    let call = |version| caller.send(caller.post(&function.path, "1"), version);
     // Connections that rest must not keep the process alive either.
     let mut idle = caller.connect().await;
     let end = async {
         world.owner.arrived(2).await;
         let stop = gateway.stop("test");
         let rest = async {
-            while TcpStream::connect(address).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            eventually("the listener is closed", || async {
+                TcpStream::connect(address).await.is_err().then_some(())
+            })
+            .await;
             assert!(!readiness.is_ready());
             assert_eq!(read_all(&mut idle).await, "", "an idle connection is closed");
-            release.notify_waiters();
+            gate.add_permits(2);
         };
         tokio::join!(stop, rest).0
     };
@@ -45,6 +46,7 @@ async fn running_calls_finish_and_then_it_ends_at_once() {
     assert!(outcome.is_clean(), "{outcome:?}");
 }
 
+/// C-3.13
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readiness_fails_before_the_listener_closes() {
     let world = World::start().await;
@@ -56,7 +58,7 @@ async fn readiness_fails_before_the_listener_closes() {
     let function = world.function("demo", "hello");
     let (readiness, caller) = (gateway.readiness.clone(), Caller::new(gateway.https, &world.pki));
     let seen = async {
-        crate::common::eventually("it is not ready", || async {
+        eventually("it is not ready", || async {
             (!readiness.is_ready()).then_some(())
         })
         .await;
@@ -67,6 +69,7 @@ async fn readiness_fails_before_the_listener_closes() {
     assert!(outcome.is_clean(), "{outcome:?}");
 }
 
+/// C-3.13
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_never_ends_is_cut_off_after_the_grace_period() {
     let world = World::start().await;
@@ -81,13 +84,46 @@ async fn a_call_that_never_ends_is_cut_off_after_the_grace_period() {
     let function = world.function("demo", "hello");
     world.owner.answers(|_| std::future::pending());
     let mut stream = Caller::new(gateway.https, &world.pki).connect().await;
-    let request = format!(
-        "POST {} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ALICE}\r\nContent-Type: application/json\r\n\
-         Content-Length: 1\r\n\r\n1",
-        function.path
-    );
+    let request = head(&function.path, "Content-Length: 1\r\n") + "1";
     stream.write_all(request.as_bytes()).await.unwrap();
     world.owner.arrived(1).await;
     let outcome = gateway.stop("test").await;
     assert!(!outcome.is_clean() && outcome.unfinished > 0, "{outcome:?}");
+}
+
+/// C-3.13: clients are told: GOAWAY, and close.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_is_told_before_its_connection_closes() {
+    let world = World::start().await;
+    let gateway = start(world.dirs.path(), &world.api, &[], |_| {}).await;
+    gateway.readiness.ready().await;
+    let function = world.function("demo", "hello");
+    let gate = world.owner.gate();
+    let mut idle = Frames::over(&world, TcpStream::connect(gateway.https).await.unwrap()).await;
+    let mut busy = Frames::over(&world, TcpStream::connect(gateway.https).await.unwrap()).await;
+    let token = format!("Bearer {ALICE}");
+    let fields = [
+        ("authorization", token.as_str()),
+        ("content-type", "application/json"),
+    ];
+    busy.head(1, "POST", &function.path, &fields, false).await;
+    busy.data(1, b"7", true).await;
+    world.owner.arrived(1).await;
+    let told = async |frames: &mut Frames| {
+        while let Some(frame) = frames.next().await {
+            if frame.kind == GOAWAY {
+                return true;
+            }
+        }
+        false
+    };
+    let seen = async {
+        assert!(told(&mut idle).await && told(&mut busy).await);
+        gate.add_permits(1);
+        // The call that ran is answered, and then the connection ends.
+        let ended = busy.ended(1).await;
+        assert_eq!(ended.body.as_deref(), Some(&b"7"[..]));
+    };
+    let (outcome, ()) = tokio::join!(gateway.stop("test"), seen);
+    assert!(outcome.is_clean(), "{outcome:?}");
 }

@@ -7,10 +7,20 @@
 mod common;
 
 mod authorization;
+mod bodies;
+mod cancel;
+mod deadlines;
 mod drain;
-mod invoke;
+mod early;
+mod explain;
+mod heads;
+mod hop;
 mod limits;
 mod observe;
 mod once;
+mod outputs;
 mod route_lag;
+mod secrets;
+mod status;
+mod strangers;
 mod tls_rotation;

@@ -5,10 +5,15 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::common::{Pki, World, path};
+use crate::common::{
+    Owner, Pki, World,
+    frames::{DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, SETTINGS, frame},
+    path,
+};
 use http::Version;
 use kruntimes_api::fixtures;
 use kruntimes_peer::{OwnKey, accept::server_config};
+use kruntimes_proto::failure::{Dispatched, Failure, Reason};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -33,22 +38,6 @@ struct Broken {
     key: String,
     calls: Arc<AtomicUsize>,
     server: AbortHandle,
-}
-
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const GOAWAY: u8 = 7;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend(payload);
-    bytes
 }
 
 impl Broken {
@@ -131,6 +120,7 @@ async fn one_call(
     }
 }
 
+/// C-3.7; scenario 20.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_arrives_once_however_the_connection_breaks() {
     let world = World::start().await;
@@ -150,10 +140,9 @@ async fn a_call_arrives_once_however_the_connection_breaks() {
             .ready_on("pod-a")
             .owner(&broken.address, &broken.key)
             .build();
-        world.api.put(&run);
-        let path = path("demo", "python", run.metadata.uid.as_deref().unwrap());
+        let function = world.put(&run);
         for (calls, version) in [(1, Version::HTTP_11), (2, Version::HTTP_2)] {
-            let request = caller.request(&path).body("1".into()).unwrap();
+            let request = caller.post(&function.path, "1");
             let answer = caller.send(request, version).await;
             assert_eq!(
                 (answer.status, answer.reason().as_str()),
@@ -164,4 +153,61 @@ async fn a_call_arrives_once_however_the_connection_breaks() {
             assert_eq!(broken.calls.load(Ordering::SeqCst), calls, "{breaks:?}");
         }
     }
+}
+
+/// C-3.7: the owner's explicit "not mine" allows one second try, if the route has moved meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_route_is_tried_again_once_when_it_moved() {
+    let world = World::start().await;
+    let caller = Arc::new(world.caller());
+    let old = Owner::start(&world.pki).await;
+    let function = world.function_of(&old, "demo", "hello");
+    assert_eq!(caller.call(&function.path, "1").await.status, 200);
+    let moved = fixtures::run("demo", "hello")
+        .attempt(2)
+        .ready_on("pod-b")
+        .owner(&world.owner.address(), &world.owner.key())
+        .build();
+    let later = fixtures::run("demo", "later").build();
+    let (api, probe) = (world.api.clone(), Arc::clone(&caller));
+    old.answers(move |_| {
+        let (api, probe) = (api.clone(), Arc::clone(&probe));
+        let (moved, later) = (moved.clone(), later.clone());
+        async move {
+            api.put(&moved);
+            api.put(&later);
+            // What came later is known: so is the move.
+            let path = path("demo", "python", later.metadata.uid.as_deref().unwrap());
+            assert_eq!(probe.call(&path, "1").await.reason(), "Pending");
+            Err(Failure::new(Reason::StaleRoute, "not mine").to_status())
+        }
+    });
+    let answer = caller.call(&function.path, "2").await;
+    assert_eq!((answer.status, answer.text()), (200, "2"));
+    assert_eq!((old.calls().len(), world.owner.calls().len()), (2, 1));
+    let stale = Failure::new(Reason::StaleRoute, "not mine");
+    world
+        .owner
+        .answers(move |_| std::future::ready(Err(stale.to_status())));
+    caller
+        .refused(
+            || caller.post(&function.path, "3"),
+            (503, "StaleRoute", "runtimed", "no"),
+        )
+        .await;
+    assert_eq!(world.owner.calls().len(), 3, "the route has not moved");
+}
+
+/// C-3.7
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_started_call_is_never_tried_again() {
+    let world = World::start().await;
+    let function = world.function("demo", "hello");
+    let caller = world.caller();
+    let failure = Failure::new(Reason::StaleRoute, "half-way").dispatched(Dispatched::Unknown);
+    world
+        .owner
+        .answers(move |_| std::future::ready(Err(failure.to_status())));
+    assert_eq!(caller.call(&function.path, "1").await.dispatched(), "unknown");
+    assert_eq!(world.owner.calls().len(), 1);
 }

@@ -1,12 +1,13 @@
 //! The invoke URL (C-3): built for `status.endpoint`, parsed at the gateway; each
-//! is the inverse of the other.
+//! is the inverse of the other. Beside it two routes of the same function: to explain
+//! whether it can be called (C-3.11), and to cancel a call (C-3.10).
 //!
 //! Parsing works on the raw path. Nothing is decoded: a `%`, an empty or dot
 //! segment, a trailing slash or another case names no route.
 
 use crate::keys::RunUid;
 
-/// What an invoke path names. Namespace and runtime are checked DNS labels.
+/// What a path names. Namespace and runtime are checked DNS labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target<'a> {
     /// Namespace of the Run.
@@ -15,6 +16,19 @@ pub struct Target<'a> {
     pub runtime: &'a str,
     /// UID of the Run.
     pub uid: RunUid,
+    /// What is to be done with it.
+    pub action: Action<'a>,
+}
+
+/// What a path asks for; each has one method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action<'a> {
+    /// `POST …/functions/UID:invoke`
+    Invoke,
+    /// `GET …/functions/UID` (C-3.11)
+    Explain,
+    /// `DELETE …/functions/UID/invocations/ID` (C-3.10); the id as it stands in the path, not empty.
+    Cancel(&'a str),
 }
 
 /// The path names no route (404 `NoSuchRoute`).
@@ -29,6 +43,9 @@ pub fn build(namespace: &str, runtime: &str, uid: RunUid) -> String {
 }
 
 /// Reads a path (without query). `/functions/` and `/runs/` are the same route.
+///
+/// # Errors
+/// When it names none of the three routes.
 pub fn parse(path: &str) -> Result<Target<'_>, NoSuchRoute> {
     let mut segments = path.strip_prefix('/').ok_or(NoSuchRoute)?.split('/');
     let mut next = || segments.next().ok_or(NoSuchRoute);
@@ -47,11 +64,14 @@ pub fn parse(path: &str) -> Result<Target<'_>, NoSuchRoute> {
     if !matches!(next()?, "functions" | "runs") {
         return Err(NoSuchRoute);
     }
-    let uid = next()?
-        .strip_suffix(":invoke")
-        .ok_or(NoSuchRoute)?
-        .parse()
-        .map_err(|_| NoSuchRoute)?;
+    let last = next()?;
+    let (uid, action) = match (last.strip_suffix(":invoke"), segments.next()) {
+        (Some(uid), None) => (uid, Action::Invoke),
+        (None, None) => (last, Action::Explain),
+        (None, Some("invocations")) => (last, Action::Cancel(plain(segments.next())?)),
+        _ => return Err(NoSuchRoute),
+    };
+    let uid = uid.parse().map_err(|_| NoSuchRoute)?;
     if segments.next().is_some() {
         return Err(NoSuchRoute);
     }
@@ -59,7 +79,15 @@ pub fn parse(path: &str) -> Result<Target<'_>, NoSuchRoute> {
         namespace,
         runtime,
         uid,
+        action,
     })
+}
+
+/// A segment that means what it says: not empty, no dot segment, nothing escaped.
+fn plain(segment: Option<&str>) -> Result<&str, NoSuchRoute> {
+    segment
+        .filter(|text| !matches!(*text, "" | "." | "..") && !text.contains('%'))
+        .ok_or(NoSuchRoute)
 }
 
 /// RFC 1123 label: lower-case letters, digits and inner hyphens.
@@ -87,6 +115,23 @@ mod tests {
         assert_eq!(parse(&functions).unwrap().runtime, "python");
     }
 
+    /// C-3.10, C-3.11.
+    #[test]
+    fn a_function_is_explained_and_its_calls_are_cancelled() {
+        let function = format!("/v1/namespaces/demo/runtimes/python/functions/{UID}");
+        fn action(path: &str) -> Result<Action<'_>, NoSuchRoute> {
+            parse(path).map(|target| target.action)
+        }
+        assert_eq!(action(&function), Ok(Action::Explain));
+        assert_eq!(
+            action(&format!("{function}/invocations/inv_1:x\"<")),
+            Ok(Action::Cancel("inv_1:x\"<"))
+        );
+        let runs = function.replace("functions", "runs");
+        assert_eq!(parse(&runs), parse(&function));
+    }
+
+    /// C-3.5: 404 `NoSuchRoute`.
     #[test]
     fn nothing_else_is_a_route() {
         let good = format!("/v1/namespaces/demo/runtimes/python/functions/{UID}:invoke");
@@ -94,7 +139,15 @@ mod tests {
             good.replace(":invoke", ":invoke/"),
             good.replace(":invoke", "%3Ainvoke"),
             good.replace(":invoke", ":Invoke"),
-            good.replace(":invoke", ""),
+            good.replace(":invoke", "/"),
+            good.replace(":invoke", ":invoke/invocations/a"),
+            good.replace(":invoke", "/invocations"),
+            good.replace(":invoke", "/invocations/"),
+            good.replace(":invoke", "/invocations/."),
+            good.replace(":invoke", "/invocations/.."),
+            good.replace(":invoke", "/invocations/a%20b"),
+            good.replace(":invoke", "/invocations/a/"),
+            good.replace(":invoke", "/Invocations/a"),
             good.replace(":invoke", ":invoke:invoke"),
             good.replace("/v1/", "//v1/"),
             good.replace("/v1/", "/v1/./"),
@@ -125,7 +178,8 @@ mod tests {
         ) {
             let uid: RunUid = uid.parse().unwrap();
             let path = build(&namespace, &runtime, uid);
-            prop_assert_eq!(parse(&path), Ok(Target { namespace: &namespace, runtime: &runtime, uid }));
+            let action = Action::Invoke;
+            prop_assert_eq!(parse(&path), Ok(Target { namespace: &namespace, runtime: &runtime, uid, action }));
         }
 
         #[test]

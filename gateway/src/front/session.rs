@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, header};
-use kruntimes_proto::{ids::InvocationId, limits};
+use http::{Method, StatusCode, header};
+use kruntimes_proto::{failure::Dispatched, ids::InvocationId, limits};
 use pingora_core::{ErrorType, protocols::http::ServerSession, server::ShutdownWatch};
 use pingora_http::ResponseHeader;
 
@@ -13,13 +13,14 @@ use crate::{
     error::InvokeError,
     listen::stream::Arrivals,
     reply::Reply,
-    request::{self, Head, Invocation, Timeouts},
+    request::{self, Head, Request, Timeouts},
 };
 
 /// Why there is no output.
 pub(super) enum Stop {
     Refused(InvokeError),
-    CallerGone,
+    /// Nobody is there to be answered; the call may have been dispatched or not.
+    CallerGone(Dispatched),
 }
 
 /// How reading a head ended.
@@ -38,6 +39,7 @@ const DRAIN_BYTES: usize = 64 * 1024;
 const LINGER_BYTES: usize = 2 * limits::INPUT_BYTES;
 /// How long either may take.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
+
 /// Waits for a request and reads its head. An idle connection is closed without a word, a slow head is told.
 pub(super) async fn read_head(
     session: &mut ServerSession,
@@ -82,12 +84,9 @@ pub(super) async fn read_head(
 }
 
 /// Reads the head that Pingora received.
-pub(super) fn parse(session: &mut ServerSession, timeouts: Timeouts) -> Result<Invocation, InvokeError> {
+pub(super) fn parse(session: &mut ServerSession, timeouts: Timeouts) -> Result<Request, InvokeError> {
     let no_body = session.is_body_done();
     let raw = session.as_http1().map(|http1| http1.get_headers_raw_bytes());
-    if raw.as_ref().is_some_and(|raw| raw.len() > request::HEAD_BYTES) {
-        return Err(InvokeError::HeadersTooLarge);
-    }
     let received = session.req_header();
     let head = Head {
         method: &received.method,
@@ -99,14 +98,15 @@ pub(super) fn parse(session: &mut ServerSession, timeouts: Timeouts) -> Result<I
     request::parse(&head, timeouts)
 }
 
-/// Of a head that could not be read there may be no header at all, and asking for all of them would panic.
+/// Of a head that could not be read there may be no headers at all, and asking for all of them would panic.
 pub(super) fn id_for_answer(session: &ServerSession) -> InvocationId {
-    match session.as_http1() {
-        Some(http1) => http1
-            .get_header(request::INVOCATION_ID)
-            .and_then(|value| InvocationId::parse(value.as_bytes()).ok())
-            .unwrap_or_else(InvocationId::generate),
-        None => request::id_for_answer(&session.req_header().headers),
+    let absent = session
+        .as_http1()
+        .is_some_and(|http1| http1.get_header(request::INVOCATION_ID).is_none());
+    if absent {
+        InvocationId::generate()
+    } else {
+        request::id_for_answer(&session.req_header().headers)
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) async fn say_continue(session: &mut ServerSession) -> Result<(), Stop
     session
         .write_continue_response()
         .await
-        .map_err(|_| Stop::CallerGone)
+        .map_err(|_| Stop::CallerGone(Dispatched::No))
 }
 
 /// The whole body, bounded in bytes and time.
@@ -188,7 +188,10 @@ pub(super) async fn write(
     for (name, value) in reply.headers {
         head.append_header(name, value)?;
     }
-    head.insert_header(header::CONTENT_LENGTH, reply.body.len())?;
+    // 204 says by itself that nothing follows.
+    if reply.status != StatusCode::NO_CONTENT {
+        head.insert_header(header::CONTENT_LENGTH, reply.body.len())?;
+    }
     session.write_response_header(Box::new(head)).await?;
     // The head of a broken request has no method, and is not HEAD.
     let body = if reply.close || session.req_header().method != Method::HEAD {
@@ -246,6 +249,6 @@ fn refuse_body(error: &pingora_core::Error) -> Stop {
         kind if kind.as_str() == "InvalidChunk" => {
             Stop::Refused(InvokeError::BadRequest("a chunk of the body is malformed"))
         }
-        _ => Stop::CallerGone,
+        _ => Stop::CallerGone(Dispatched::No),
     }
 }

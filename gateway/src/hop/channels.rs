@@ -6,7 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -25,6 +25,9 @@ pub const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 pub const RESTED: Duration = Duration::from_secs(5);
 /// How long that may take.
 const TRY_TIMEOUT: Duration = Duration::from_secs(1);
+/// A connection that is older carries no new calls, so that both sides judge each other's certificates again.
+/// Owners end connections after twice that time ([`kruntimes_peer::accept::MAX_AGE`]).
+pub const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 /// After a failed dial others fail at once for this long, so that they do not queue up for the same end.
 const FAILED: Duration = Duration::from_millis(500);
 /// How often a connection is pinged while calls run on it, and how long it may then be silent.
@@ -40,6 +43,9 @@ const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 pub struct Channels {
     dialer: Dialer,
     rested: Duration,
+    max_age: Duration,
+    /// Grows when the gateway's own certificate changes.
+    identity: AtomicU64,
     slots: Mutex<HashMap<Owner, Arc<Slot>>>,
 }
 
@@ -66,6 +72,8 @@ struct Failed {
 #[derive(Debug)]
 struct Open {
     channel: Channel,
+    made: Instant,
+    identity: u64,
     in_use: AtomicUsize,
     rested_since: Mutex<Instant>,
     /// A call on it met silence: it is tried before the next one, however short it rested.
@@ -87,12 +95,15 @@ pub fn endpoint(endpoint: Endpoint) -> Endpoint {
 // === impl Channels ===
 
 impl Channels {
-    /// No channels yet. One that carried no call for longer than `rested` is tried before its next.
+    /// No channels yet. One that carried no call for longer than `rested` is tried before its next; one older than
+    /// `max_age` carries no new one.
     #[must_use]
-    pub fn new(dialer: Dialer, rested: Duration) -> Self {
+    pub fn new(dialer: Dialer, rested: Duration, max_age: Duration) -> Self {
         Self {
             dialer,
             rested,
+            max_age,
+            identity: AtomicU64::new(0),
             slots: Mutex::default(),
         }
     }
@@ -103,7 +114,7 @@ impl Channels {
     /// Says why there is none; nothing of a call was sent.
     pub async fn get(&self, owner: &Owner, deadline: Instant) -> Result<Lease, HopError> {
         let slot = self.slot(owner);
-        if let Some(lease) = slot.fresh(self.rested) {
+        if let Some(lease) = self.fresh(&slot) {
             return Ok(lease);
         }
         match timeout_at(deadline, self.make(owner, slot)).await {
@@ -117,6 +128,12 @@ impl Channels {
         self.lock().retain(|owner, _| live.contains(owner));
     }
 
+    /// The gateway has another certificate: connections that were made with the one before carry no new calls, so
+    /// that none is left when owners stop to trust it.
+    pub fn renew(&self) {
+        self.identity.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// How many owners have a channel, or had one.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -126,13 +143,16 @@ impl Channels {
     async fn make(&self, owner: &Owner, slot: Arc<Slot>) -> Result<Lease, String> {
         let mut failed = slot.gate.lock().await;
         // Somebody else may have made it meanwhile.
-        if let Some(lease) = slot.fresh(self.rested) {
+        if let Some(lease) = self.fresh(&slot) {
             return Ok(lease);
         }
+        let identity = self.identity.load(Ordering::Relaxed);
         if let Some(open) = slot.open.load_full() {
+            // Calls that run on one that is out of date keep it until they end.
+            let dated = self.is_out_of_date(&open);
             // No lease meanwhile: others would take a channel in use for one that works, and whoever gives up
             // waiting would leave it looking as if it had just carried a call.
-            if is_alive(open.channel.clone()).await {
+            if !dated && is_alive(open.channel.clone()).await {
                 open.doubted.store(false, Ordering::Relaxed);
                 return Ok(Lease::new(&slot, &open));
             }
@@ -146,7 +166,7 @@ impl Channels {
         match self.dialer.dial(owner.address, &owner.key).await {
             Ok(channel) => {
                 *failed = None;
-                let open = Arc::new(Open::new(channel));
+                let open = Arc::new(Open::new(channel, identity));
                 slot.open.store(Some(Arc::clone(&open)));
                 Ok(Lease::new(&slot, &open))
             }
@@ -160,6 +180,19 @@ impl Channels {
                 Err(why)
             }
         }
+    }
+
+    /// A channel that needs no trying.
+    fn fresh(&self, slot: &Arc<Slot>) -> Option<Lease> {
+        let open = slot.open.load_full()?;
+        let tired = open.doubted.load(Ordering::Relaxed)
+            || self.is_out_of_date(&open)
+            || open.has_rested(self.rested);
+        (!tired).then(|| Lease::new(slot, &open))
+    }
+
+    fn is_out_of_date(&self, open: &Open) -> bool {
+        open.identity != self.identity.load(Ordering::Relaxed) || open.made.elapsed() > self.max_age
     }
 
     fn slot(&self, owner: &Owner) -> Arc<Slot> {
@@ -186,26 +219,6 @@ async fn is_alive(channel: Channel) -> bool {
         Ok(Err(status)) => std::error::Error::source(&status).is_none(),
         Ok(Ok(_)) => true,
         Err(_) => false,
-    }
-}
-
-// === impl Slot ===
-
-impl Slot {
-    /// A channel that needs no trying.
-    fn fresh(self: &Arc<Self>, enough: Duration) -> Option<Lease> {
-        let open = self.open.load_full()?;
-        if open.doubted.load(Ordering::Relaxed) {
-            return None;
-        }
-        let rested = open.in_use.load(Ordering::Relaxed) == 0
-            && open
-                .rested_since
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .elapsed()
-                > enough;
-        (!rested).then(|| Lease::new(self, &open))
     }
 }
 
@@ -254,12 +267,19 @@ impl Drop for Lease {
 // === impl Open ===
 
 impl Open {
-    fn new(channel: Channel) -> Self {
+    fn new(channel: Channel, identity: u64) -> Self {
         Self {
             channel,
+            made: Instant::now(),
+            identity,
             in_use: AtomicUsize::new(0),
             rested_since: Mutex::new(Instant::now()),
             doubted: AtomicBool::new(false),
         }
+    }
+
+    fn has_rested(&self, enough: Duration) -> bool {
+        let since = self.rested_since.lock().unwrap_or_else(PoisonError::into_inner);
+        self.in_use.load(Ordering::Relaxed) == 0 && since.elapsed() > enough
     }
 }

@@ -1,4 +1,4 @@
-//! An invocation and its route → one RPC, with deadline and fence.
+//! An invocation, or a question, and its route → one RPC, with deadline and fence.
 
 use std::time::Duration;
 
@@ -9,17 +9,25 @@ use kruntimes_proto::{
         FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse,
         function_runtime_client::FunctionRuntimeClient,
     },
-    failure::Failure,
-    hop, limits,
+    failure::{Failure, Reason},
+    hop,
+    ids::InvocationId,
+    limits,
+    owner::{CancelRequest, ExplainRequest, ExplainResponse, owner_client::OwnerClient},
 };
 use tokio::time::Instant;
 use tonic::{
-    Request, Response, Status,
+    Code, Request, Response, Status,
     metadata::{AsciiMetadataValue, MetadataMap},
+    transport::Channel,
 };
 
-use super::{Answer, Call, Hop, HopError, channels::Channels};
-use crate::reply::Output;
+use super::{Answer, Ask, Call, Hop, HopError, channels::Channels};
+use crate::{
+    reply::Output,
+    request::Subject,
+    routes::{Owner, Route},
+};
 
 /// The owner ends a call at its deadline and says so; only an owner that says nothing is given up, this much
 /// later.
@@ -41,6 +49,9 @@ pub struct Client {
     credential: CallerCredential,
 }
 
+/// How long an owner may take to answer a question; it asks its Runtime Server at most.
+const QUESTION: Duration = Duration::from_secs(5);
+
 impl Client {
     /// Uses `channels`.
     #[must_use]
@@ -48,21 +59,45 @@ impl Client {
         Self { channels, credential }
     }
 
-    async fn attempt(&self, call: &Call<'_>) -> Result<Result<Answer, HopError>, NeverSent> {
-        let lease = match self.channels.get(&call.route.owner, call.deadline).await {
+    /// One call of the owner, whatever method. A pooled connection may be over without anybody having noticed.
+    /// Then nothing was sent, and a new one is made; that is still one attempt at the same owner.
+    async fn once<T, F>(
+        &self,
+        owner: &Owner,
+        deadline: Instant,
+        rpc: impl Fn(Channel, Duration) -> F + Send + Sync,
+    ) -> Result<Response<T>, HopError>
+    where
+        F: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        match self.attempt(owner, deadline, &rpc).await {
+            Ok(result) => result,
+            Err(NeverSent) => self
+                .attempt(owner, deadline, &rpc)
+                .await
+                .unwrap_or_else(|NeverSent| Err(HopError::NotSent("the connection ends at once".to_owned()))),
+        }
+    }
+
+    async fn attempt<T, F>(
+        &self,
+        owner: &Owner,
+        deadline: Instant,
+        rpc: &(impl Fn(Channel, Duration) -> F + Send + Sync),
+    ) -> Result<Result<Response<T>, HopError>, NeverSent>
+    where
+        F: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let lease = match self.channels.get(owner, deadline).await {
             Ok(lease) => lease,
             Err(error) => return Ok(Err(error)),
         };
-        let mut client = FunctionRuntimeClient::new(lease.channel())
-            .max_decoding_message_size(limits::MESSAGE_BYTES)
-            .max_encoding_message_size(limits::MESSAGE_BYTES);
-        let left = call.deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(Err(HopError::TooLate));
         }
-        let rpc = client.invoke_function(self.request(call, left));
-        match pingora_timeout::timeout(left + PATIENCE, rpc).await {
-            Ok(Ok(response)) => Ok(answer(response)),
+        match pingora_timeout::timeout(left + PATIENCE, rpc(lease.channel(), left)).await {
+            Ok(Ok(response)) => Ok(Ok(response)),
             Ok(Err(status)) if never_sent(&status) => {
                 lease.discard();
                 Err(NeverSent)
@@ -81,27 +116,33 @@ impl Client {
         }
     }
 
-    fn request(&self, call: &Call<'_>, left: Duration) -> Request<InvokeFunctionRequest> {
-        let invocation = call.invocation;
-        let mut request = Request::new(InvokeFunctionRequest {
+    fn invocation(&self, call: &Call<'_>, left: Duration) -> Request<InvokeFunctionRequest> {
+        let subject = &call.invocation.subject;
+        let message = InvokeFunctionRequest {
             registration: Some(FunctionRegistration {
-                run_uid: invocation.uid.to_string(),
+                run_uid: subject.uid.to_string(),
                 registration_id: String::new(),
             }),
-            invocation_id: invocation.id.as_str().to_owned(),
+            invocation_id: subject.id.as_str().to_owned(),
             input: call.input.clone(),
             content_type: "application/json".to_owned(),
             // Zero would mean the server's default.
             timeout_millis: i64::try_from(left.as_millis()).unwrap_or(i64::MAX).max(1),
-        });
+        };
+        self.marked(subject, call.route, message)
+    }
+
+    /// With the metadata that every request on the hop carries (contract 4).
+    fn marked<T>(&self, subject: &Subject, route: &Route, message: T) -> Request<T> {
+        let mut request = Request::new(message);
         let metadata = request.metadata_mut();
         if self.credential == CallerCredential::Forward {
-            pass(metadata, hop::AUTHORIZATION, Some(invocation.bearer.header()));
+            pass(metadata, hop::AUTHORIZATION, Some(subject.bearer.header()));
         }
-        pass(metadata, hop::TRACEPARENT, invocation.traceparent.as_ref());
-        pass(metadata, hop::TRACESTATE, invocation.tracestate.as_ref());
-        put(metadata, hop::ATTEMPT, &call.route.attempt.to_string());
-        put(metadata, hop::POD_UID, call.route.pod_uid.as_str());
+        pass(metadata, hop::TRACEPARENT, subject.traceparent.as_ref());
+        pass(metadata, hop::TRACESTATE, subject.tracestate.as_ref());
+        put(metadata, hop::ATTEMPT, &route.attempt.to_string());
+        put(metadata, hop::POD_UID, route.pod_uid.as_str());
         put(metadata, hop::HOP, hop::HOP_VALUE);
         request
     }
@@ -109,15 +150,51 @@ impl Client {
 
 impl Hop for Client {
     async fn call(&self, call: Call<'_>) -> Result<Answer, HopError> {
-        // A pooled connection may be over without anybody having noticed. Then nothing was sent, and a new
-        // one is made; that is still one attempt at the same owner.
-        match self.attempt(&call).await {
-            Ok(result) => result,
-            Err(NeverSent) => self
-                .attempt(&call)
-                .await
-                .unwrap_or_else(|NeverSent| Err(HopError::NotSent("the connection ends at once".to_owned()))),
-        }
+        let rpc = |channel, left| {
+            let request = self.invocation(&call, left);
+            async move {
+                FunctionRuntimeClient::new(channel)
+                    .max_decoding_message_size(limits::MESSAGE_BYTES)
+                    .max_encoding_message_size(limits::MESSAGE_BYTES)
+                    .invoke_function(request)
+                    .await
+            }
+        };
+        self.once(&call.route.owner, call.deadline, rpc)
+            .await
+            .and_then(answer)
+    }
+}
+
+impl Ask for Client {
+    async fn cancel(
+        &self,
+        subject: &Subject,
+        route: &Route,
+        invocation: &InvocationId,
+    ) -> Result<bool, HopError> {
+        let rpc = |channel, _left| {
+            let message = CancelRequest {
+                run_uid: subject.uid.to_string(),
+                invocation_id: invocation.as_str().to_owned(),
+            };
+            let request = self.marked(subject, route, message);
+            async move { OwnerClient::new(channel).cancel(request).await.map_err(older) }
+        };
+        let response = self.once(&route.owner, Instant::now() + QUESTION, rpc).await?;
+        Ok(response.into_inner().was_running)
+    }
+
+    async fn explain(&self, subject: &Subject, route: &Route) -> Result<ExplainResponse, HopError> {
+        let rpc = |channel, _left| {
+            let message = ExplainRequest {
+                run_uid: subject.uid.to_string(),
+            };
+            let request = self.marked(subject, route, message);
+            async move { OwnerClient::new(channel).explain(request).await.map_err(older) }
+        };
+        let response = self.once(&route.owner, Instant::now() + QUESTION, rpc).await?;
+        Ok(response.into_inner())
     }
 }
 
@@ -157,6 +234,15 @@ fn refusal(status: &Status) -> HopError {
                 status.code()
             ))
         }
+    }
+}
+
+/// An owner of an older version does not know the service, and did nothing.
+fn older(status: Status) -> Status {
+    if status.code() == Code::Unimplemented && !status_is_local(&status) {
+        Failure::new(Reason::BadHop, "the owner's version does not know this request").to_status()
+    } else {
+        status
     }
 }
 

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use jiff::Timestamp;
 use kruntimes_api::keys::{Attempt, PodUid, RunKey};
 use kruntimes_peer::PeerKey;
+use kruntimes_proto::limits::clip;
 use kube::core::Object;
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +66,11 @@ struct SeenCondition {
     kind: String,
     status: String,
     reason: String,
+    message: String,
 }
+
+/// Longest text that is kept of a Run's conditions, bytes.
+const WHY_BYTES: usize = 512;
 
 impl Entry {
     /// What routing needs of `run`; `None` for a task, and for an object without a name or UID.
@@ -78,14 +83,41 @@ impl Entry {
             uid: run.metadata.uid.as_deref()?.parse().ok()?,
         };
         let status = run.status.as_ref();
+        let state = state(run);
+        // What has ended has nobody to ask.
+        let route = match state {
+            State::Ended { .. } => None,
+            _ => status.and_then(route),
+        };
         Some(Self {
             key,
             runtime: run.spec.runtime.clone(),
             attempt: status.and_then(|status| status.attempt).unwrap_or(0),
             ends_at: status.and_then(|status| ends_at(&run.spec, status)),
-            state: state(run),
+            state,
+            route,
+            why: status.and_then(why),
         })
     }
+}
+
+/// `Scheduled=CapacityFull: every Pod is full; …`: the conditions that are False.
+fn why(status: &Status) -> Option<String> {
+    let against = status
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| condition.status == "False");
+    let texts: Vec<String> = against
+        .map(|condition| {
+            let colon = if condition.message.is_empty() { "" } else { ": " };
+            format!(
+                "{}={}{colon}{}",
+                condition.kind, condition.reason, condition.message
+            )
+        })
+        .collect();
+    (!texts.is_empty()).then(|| clip(&texts.join("; "), WHY_BYTES))
 }
 
 fn state(run: &SeenRun) -> State {
@@ -193,6 +225,38 @@ mod tests {
         Entry::of(&run(spec, status)).unwrap().state
     }
 
+    /// C-3.11
+    #[test]
+    fn what_speaks_against_calling_is_kept_for_people() {
+        let mut status = ready();
+        assert_eq!(Entry::of(&run(json!({}), status.clone())).unwrap().why, None);
+        status["conditions"] = json!([
+            { "type": "Scheduled", "status": "True", "reason": "Assigned", "message": "" },
+            { "type": "Running", "status": "False", "reason": "CapacityRefused", "message": "no room" },
+            { "type": "Ready", "status": "False", "reason": "Draining" },
+        ]);
+        let entry = Entry::of(&run(json!({}), status.clone())).unwrap();
+        assert_eq!(
+            entry.why.as_deref(),
+            Some("Running=CapacityRefused: no room; Ready=Draining")
+        );
+        status["conditions"][1]["message"] = json!("x".repeat(5000));
+        let entry = Entry::of(&run(json!({}), status)).unwrap();
+        assert_eq!(entry.why.unwrap().len(), WHY_BYTES);
+    }
+
+    /// C-3.10: a call may still run there.
+    #[test]
+    fn who_holds_a_function_that_takes_no_more_calls_is_known() {
+        let mut status = ready();
+        status["conditions"][0]["status"] = json!("False");
+        status["conditions"][0]["reason"] = json!("Draining");
+        let entry = Entry::of(&run(json!({}), status)).unwrap();
+        assert_eq!(entry.state, State::NotReady(NotReady::Draining));
+        assert_eq!(entry.route.unwrap().pod_uid.as_str(), "pod-uid");
+    }
+
+    /// Contract 4
     #[test]
     fn a_ready_function_has_a_route_with_its_fence() {
         let entry = Entry::of(&run(json!({}), ready())).unwrap();

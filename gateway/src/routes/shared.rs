@@ -168,8 +168,9 @@ mod tests {
         assert_eq!((shared.count(), shared.owners().len()), ((1, 1), 1));
     }
 
+    /// C-3.5
     #[tokio::test(start_paused = true)]
-    async fn an_unknown_uid_may_appear_within_300_ms_c_3_5() {
+    async fn an_unknown_uid_may_appear_within_300_ms() {
         let uid = UID.parse().unwrap();
         let shared = Shared::new([]);
         let before = Instant::now();

@@ -120,7 +120,12 @@ pub(crate) mod tests {
             runtime: "python".into(),
             attempt,
             ends_at: None,
+            route: match &state {
+                State::Ready(route) => Some(route.clone()),
+                _ => None,
+            },
             state,
+            why: None,
         }
     }
 

@@ -52,7 +52,7 @@ pub fn start(
     readiness: &Readiness,
     drain: &Drain,
 ) -> Result<RouteAge, kube::Error> {
-    let age = RouteAge::new();
+    let age = RouteAge::default();
     let client = client(config, age.clone())?;
     for scope in scopes {
         let api = api(client.clone(), scope);
@@ -138,13 +138,16 @@ fn digest(event: watcher::Event<SeenRun>, listing: &mut Vec<Entry>) -> Option<Ne
 
 // === impl RouteAge ===
 
-impl RouteAge {
-    fn new() -> Self {
+impl Default for RouteAge {
+    /// Nothing, as of now.
+    fn default() -> Self {
         Self {
             last: Arc::new(Mutex::new(Instant::now())),
         }
     }
+}
 
+impl RouteAge {
     fn touch(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }

@@ -38,9 +38,10 @@ struct Store {
     version: u64,
     runs: BTreeMap<String, Value>,
     log: Vec<(u64, Value)>,
-    tokens: HashMap<String, bool>,
+    tokens: HashMap<String, Vec<&'static str>>,
     everybody: bool,
     down: bool,
+    lists_held: bool,
     reviews: usize,
     reads: usize,
     cut: u64,
@@ -107,12 +108,9 @@ impl Api {
         self.inner.version.send_replace(version);
     }
 
-    pub(crate) fn allow(&self, token: &str) {
-        self.lock().tokens.insert(token.to_owned(), true);
-    }
-
-    pub(crate) fn deny(&self, token: &str) {
-        self.lock().tokens.insert(token.to_owned(), false);
+    /// Kubernetes knows this token from now on, and lets it do these.
+    pub(crate) fn allow(&self, token: &str, verbs: &[&'static str]) {
+        self.lock().tokens.insert(token.to_owned(), verbs.to_vec());
     }
 
     /// Whatever token comes, it may.
@@ -128,6 +126,11 @@ impl Api {
         let version = store.next();
         drop(store);
         self.inner.version.send_replace(version);
+    }
+
+    /// Lists of Runs fail from now on; reviews are answered.
+    pub(crate) fn hold_lists(&self, held: bool) {
+        self.lock().lists_held = held;
     }
 
     /// How many access reviews were asked for.
@@ -176,7 +179,7 @@ async fn runs(State(inner): State<Arc<Inner>>, uri: Uri) -> Response {
     );
     let mut store = inner.state.lock().expect("not poisoned");
     store.reads += 1;
-    if store.down {
+    if store.down || store.lists_held {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
     if query.get("watch").is_some_and(|watch| *watch == "true") {
@@ -249,8 +252,11 @@ async fn review(State(inner): State<Arc<Inner>>, headers: HeaderMap, Json(review
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let attributes = &review["spec"]["resourceAttributes"];
+    let verb = attributes["verb"].as_str().expect("a verb");
     let known = token
-        .and_then(|token| store.tokens.get(token).copied())
+        .and_then(|token| store.tokens.get(token))
+        .map(|verbs| verbs.contains(&verb))
         .or_else(|| store.everybody.then_some(true));
     if store.down {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
@@ -259,8 +265,6 @@ async fn review(State(inner): State<Arc<Inner>>, headers: HeaderMap, Json(review
         return StatusCode::UNAUTHORIZED.into_response();
     };
     store.reviews += 1;
-    let attributes = &review["spec"]["resourceAttributes"];
-    assert_eq!(attributes["verb"], "get");
     assert_eq!(attributes["resource"], "runs");
     assert!(attributes["name"].as_str().is_some_and(|name| !name.is_empty()));
     (

@@ -1,10 +1,11 @@
 //! Callers: a real HTTP client for both versions, and raw bytes over TLS.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode, Version};
-use http_body_util::{BodyExt as _, Full};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -17,7 +18,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{ALICE, Pki};
+use super::{ALICE, Pki, pki};
 
 type Https = Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>>;
 
@@ -25,6 +26,7 @@ pub(crate) struct Caller {
     gateway: SocketAddr,
     http1: Https,
     http2: Https,
+    tls: rustls::ClientConfig,
     raw: Arc<rustls::ClientConfig>,
 }
 
@@ -38,9 +40,15 @@ pub(crate) struct Answer {
 
 impl Caller {
     pub(crate) fn new(gateway: SocketAddr, pki: &Pki) -> Self {
+        Self::trusting(gateway, &[pki])
+    }
+
+    /// Who has all of these CAs in its bundle.
+    pub(crate) fn trusting(gateway: SocketAddr, pkis: &[&Pki]) -> Self {
+        let tls = pki::trusting(pkis, &[]);
         let builder = || {
             HttpsConnectorBuilder::new()
-                .with_tls_config(pki.caller(&[]))
+                .with_tls_config(tls.clone())
                 .https_only()
         };
         Self {
@@ -49,7 +57,8 @@ impl Caller {
             http2: Client::builder(TokioExecutor::new())
                 .http2_only(true)
                 .build(builder().enable_http2().build()),
-            raw: Arc::new(pki.caller(&[b"http/1.1"])),
+            raw: Arc::new(pki::trusting(pkis, &[b"http/1.1"])),
+            tls,
         }
     }
 
@@ -60,6 +69,73 @@ impl Caller {
             .uri(format!("https://localhost:{}{path}", self.gateway.port()))
             .header("authorization", format!("Bearer {ALICE}"))
             .header("content-type", "application/json")
+    }
+
+    /// A good call with this body.
+    pub(crate) fn post(&self, path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+        self.request(path).body(body.into().into()).expect("a request")
+    }
+
+    /// A good call with one header more, or another one.
+    pub(crate) fn with(&self, path: &str, name: &str, value: impl AsRef<[u8]>) -> Request<Full<Bytes>> {
+        let mut request = self.post(path, "1");
+        let value = HeaderValue::from_bytes(value.as_ref()).expect("a value");
+        let name: HeaderName = name.parse().expect("a name");
+        request.headers_mut().insert(name, value);
+        request
+    }
+
+    /// A good call by somebody else.
+    pub(crate) fn by(&self, path: &str, token: &str) -> Request<Full<Bytes>> {
+        self.with(path, "authorization", format!("Bearer {token}"))
+    }
+
+    /// With another method, and nothing of a call but the token.
+    pub(crate) fn ask(&self, method: Method, path: &str) -> Request<Full<Bytes>> {
+        let mut request = self.post(path, "");
+        request.headers_mut().remove("content-type");
+        *request.method_mut() = method;
+        request
+    }
+
+    /// Sends it over both versions: each answer must be that refusal, whole (C-3.2, C-3.4). `says` is status,
+    /// reason, component and dispatched. Returns the first answer.
+    pub(crate) async fn refused(
+        &self,
+        request: impl Fn() -> Request<Full<Bytes>>,
+        says: (u16, &str, &str, &str),
+    ) -> Answer {
+        let mut first = None;
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            let request = request();
+            let id = request.headers().get("x-kruntime-invocation-id").cloned();
+            let answer = self.send(request, version).await;
+            let problem = answer.json();
+            let text = |field: &str| problem[field].as_str().unwrap_or_default().to_owned();
+            assert_eq!(
+                (
+                    answer.status,
+                    answer.reason(),
+                    text("component"),
+                    text("dispatched")
+                ),
+                (says.0, says.1.to_owned(), says.2.to_owned(), says.3.to_owned()),
+                "{version:?}: {problem}"
+            );
+            assert_eq!(answer.header("www-authenticate").is_some(), says.0 == 401);
+            assert_eq!(answer.header("allow").is_some(), says.0 == 405);
+            if says.1 != "InvalidInvocationId"
+                && let Some(id) = id
+            {
+                assert_eq!(
+                    answer.headers["x-kruntime-invocation-id"], id,
+                    "the caller's own id"
+                );
+            }
+            assert!(!answer.text().contains(ALICE), "no token in an answer");
+            first.get_or_insert(answer);
+        }
+        first.expect("two answers")
     }
 
     /// Over HTTP/1.1 and HTTP/2; both answers must agree in status and reason, and carry an invocation id.
@@ -99,18 +175,24 @@ impl Caller {
         };
         let response = client.request(request).await?;
         assert_eq!(response.version(), version);
-        let (parts, body) = response.into_parts();
-        let body = body.collect().await?.to_bytes();
-        let answer = Answer {
-            status: parts.status.as_u16(),
-            headers: parts.headers,
-            body,
-        };
-        assert!(
-            answer.header("x-kruntime-invocation-id").is_some(),
-            "C-3.2: {answer:?}"
-        );
-        Ok(answer)
+        whole(response).await
+    }
+
+    /// A good call over HTTP/2 whose length nobody declares.
+    pub(crate) async fn stream(&self, path: &str, body: String) -> Answer {
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls.clone())
+            .https_only()
+            .enable_http2()
+            .build();
+        let client = Client::builder(TokioExecutor::new())
+            .http2_only(true)
+            .build(connector);
+        let pieces = [Ok::<_, Infallible>(Frame::data(Bytes::from(body)))];
+        let body = StreamBody::new(futures::stream::iter(pieces));
+        let request = self.request(path).body(body).expect("a request");
+        let response = client.request(request).await.expect("an answer");
+        whole(response).await.expect("an answer")
     }
 
     /// A TLS connection for bytes that no client library would send.
@@ -129,6 +211,40 @@ impl Caller {
         stream.write_all(bytes).await.expect("write");
         read_all(&mut stream).await
     }
+}
+
+async fn whole(response: Response<Incoming>) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
+    let (parts, body) = response.into_parts();
+    let answer = Answer {
+        status: parts.status.as_u16(),
+        headers: parts.headers,
+        body: body.collect().await?.to_bytes(),
+    };
+    assert!(
+        answer.header("x-kruntime-invocation-id").is_some(),
+        "C-3.2: {answer:?}"
+    );
+    Ok(answer)
+}
+
+/// The head of a good call over HTTP/1.1, for bytes that no client library would send; `rest` are further lines.
+pub(crate) fn head(path: &str, rest: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ALICE}\r\nContent-Type: application/json\r\n\
+         {rest}\r\n"
+    )
+}
+
+/// Reads what follows until it ends like this.
+pub(crate) async fn read_until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
+    let mut text = String::new();
+    while !text.ends_with(end) {
+        let mut piece = [0; 4096];
+        let read = stream.read(&mut piece).await.expect("read");
+        assert!(read > 0, "it ends too early: {text}");
+        text.push_str(std::str::from_utf8(&piece[..read]).expect("UTF-8"));
+    }
+    text
 }
 
 pub(crate) async fn read_all(stream: &mut TlsStream<TcpStream>) -> String {
@@ -162,7 +278,7 @@ impl Answer {
     }
 
     fn try_reason(&self) -> Option<String> {
-        if self.status == StatusCode::OK {
+        if matches!(self.status, 200 | 204) {
             return None;
         }
         let problem = self.json();

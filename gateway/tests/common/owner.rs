@@ -1,6 +1,7 @@
 //! A fake owner: takes the hop over mutual TLS and answers as a test says.
 
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     sync::{
         Arc, Mutex,
@@ -10,13 +11,25 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use kruntimes_peer::{Incoming, OwnKey, accept::server_config};
-use kruntimes_proto::executor::{
-    FunctionStatusRequest, FunctionStatusResponse, InvokeFunctionRequest, InvokeFunctionResponse,
-    RegisterFunctionRequest, RegisterFunctionResponse, UnregisterFunctionRequest, UnregisterFunctionResponse,
-    function_runtime_server::{FunctionRuntime, FunctionRuntimeServer},
+use kruntimes_peer::{Incoming, OwnKey, TrustBundle, accept::Counts, accept::server_config};
+use kruntimes_proto::{
+    executor::{
+        FunctionStatusRequest, FunctionStatusResponse, InvokeFunctionRequest, InvokeFunctionResponse,
+        RegisterFunctionRequest, RegisterFunctionResponse, UnregisterFunctionRequest,
+        UnregisterFunctionResponse,
+        function_runtime_server::{FunctionRuntime, FunctionRuntimeServer},
+    },
+    failure::{Failure, Reason},
+    owner::{
+        CancelRequest, CancelResponse, ExplainRequest, ExplainResponse,
+        owner_server::{Owner as Asked, OwnerServer},
+    },
 };
-use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
+use tokio::{
+    net::TcpListener,
+    runtime::Runtime,
+    sync::{Notify, Semaphore, watch},
+};
 use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
 
 use super::Pki;
@@ -30,10 +43,15 @@ pub(crate) struct Owner {
     service: Service,
     process: Mutex<Option<Runtime>>,
     frozen: Arc<AtomicBool>,
+    pub(crate) trust: TrustBundle,
+    pub(crate) handshakes: Arc<Counts>,
 }
 
 #[derive(Clone)]
 struct Service {
+    running: Arc<Mutex<HashMap<String, Arc<Notify>>>>,
+    asked: Arc<Mutex<Vec<(&'static str, MetadataMap)>>>,
+    explains: Arc<Mutex<Result<ExplainResponse, Status>>>,
     behaviour: Arc<Mutex<Behaviour>>,
     calls: Arc<Mutex<Vec<(MetadataMap, InvokeFunctionRequest)>>>,
     count: watch::Sender<usize>,
@@ -57,8 +75,17 @@ impl Owner {
         let bind = async move { TcpListener::bind(address).await };
         let socket = process.spawn(bind).await.expect("bound").expect("a port");
         let address = socket.local_addr().expect("an address");
-        let incoming = Incoming::new(socket, server_config(&key, pki.peer_trust()).expect("TLS"));
+        let trust = pki.peer_trust();
+        let incoming = Incoming::new(socket, server_config(&key, trust.clone()).expect("TLS"));
+        let handshakes = incoming.counts();
         let service = Service {
+            running: Arc::default(),
+            asked: Arc::default(),
+            explains: Arc::new(Mutex::new(Ok(ExplainResponse {
+                callable: true,
+                state: "Ready".to_owned(),
+                ..ExplainResponse::default()
+            }))),
             behaviour: Arc::new(Mutex::new(Arc::new(|request| {
                 Box::pin(async move { echo(request) })
             }))),
@@ -69,9 +96,11 @@ impl Owner {
         let served = FunctionRuntimeServer::new(service.clone())
             .max_decoding_message_size(4 << 20)
             .max_encoding_message_size(4 << 20);
+        let questions = OwnerServer::new(service.clone());
         process.spawn(async move {
             Server::builder()
                 .add_service(served)
+                .add_service(questions)
                 .serve_with_incoming(incoming)
                 .await
         });
@@ -81,6 +110,8 @@ impl Owner {
             service,
             process: Mutex::new(Some(process)),
             frozen: Arc::default(),
+            trust,
+            handshakes,
         }
     }
 
@@ -99,6 +130,30 @@ impl Owner {
     {
         *self.service.behaviour.lock().expect("not poisoned") =
             Arc::new(move |request| Box::pin(behaviour(request)));
+    }
+
+    /// From now on calls wait, each for a permit, and then get their input back.
+    pub(crate) fn gate(&self) -> Arc<Semaphore> {
+        let gate = Arc::new(Semaphore::new(0));
+        let wait = Arc::clone(&gate);
+        self.answers(move |request| {
+            let wait = Arc::clone(&wait);
+            async move {
+                wait.acquire().await.expect("never closed").forget();
+                echo(request)
+            }
+        });
+        gate
+    }
+
+    /// From now on it explains like this.
+    pub(crate) fn explains(&self, answer: Result<ExplainResponse, Status>) {
+        *self.service.explains.lock().expect("not poisoned") = answer;
+    }
+
+    /// What it was asked besides calls: the method, and the metadata.
+    pub(crate) fn asked(&self) -> Vec<(&'static str, MetadataMap)> {
+        self.service.asked.lock().expect("not poisoned").clone()
     }
 
     /// Every call that arrived.
@@ -162,6 +217,13 @@ impl Drop for Owner {
     }
 }
 
+/// Fails for the reason that the payload names, as JSON text.
+pub(crate) fn fail(request: InvokeFunctionRequest) -> Answer {
+    let word: String = serde_json::from_slice(&request.input).expect("a JSON text");
+    let reason = Reason::parse(&word).expect("a reason");
+    Err(Failure::new(reason, "the words of the owner").to_status())
+}
+
 /// Gives the input back.
 pub(crate) fn echo(request: InvokeFunctionRequest) -> Answer {
     let input = request.input.clone();
@@ -186,11 +248,20 @@ pub(crate) fn output(
     Ok(response)
 }
 
-struct Ended(watch::Sender<usize>);
+/// A call that runs, until this drops.
+struct Running {
+    service: Service,
+    id: String,
+}
 
-impl Drop for Ended {
+impl Drop for Running {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count += 1);
+        self.service
+            .running
+            .lock()
+            .expect("not poisoned")
+            .remove(&self.id);
+        self.service.ended.send_modify(|count| *count += 1);
     }
 }
 
@@ -203,9 +274,22 @@ impl FunctionRuntime for Service {
             .lock()
             .expect("not poisoned")
             .push((metadata, request.clone()));
-        let _ended = Ended(self.ended.clone());
+        let cancelled = Arc::new(Notify::new());
+        let running = Running {
+            service: self.clone(),
+            id: request.invocation_id.clone(),
+        };
+        self.running
+            .lock()
+            .expect("not poisoned")
+            .insert(running.id.clone(), Arc::clone(&cancelled));
         self.count.send_modify(|count| *count += 1);
-        behaviour(request).await
+        tokio::select! {
+            answer = behaviour(request) => answer,
+            () = cancelled.notified() => {
+                Err(Failure::new(Reason::Cancelled, "somebody ended the call").to_status())
+            }
+        }
     }
 
     async fn register_function(
@@ -227,5 +311,41 @@ impl FunctionRuntime for Service {
         _: Request<UnregisterFunctionRequest>,
     ) -> Result<Response<UnregisterFunctionResponse>, Status> {
         Err(Status::unimplemented("not on the hop"))
+    }
+}
+
+#[tonic::async_trait]
+impl Asked for Service {
+    async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        self.asked
+            .lock()
+            .expect("not poisoned")
+            .push(("cancel", metadata));
+        let call = self
+            .running
+            .lock()
+            .expect("not poisoned")
+            .get(&request.invocation_id)
+            .cloned();
+        if let Some(call) = &call {
+            call.notify_one();
+        }
+        Ok(Response::new(CancelResponse {
+            was_running: call.is_some(),
+        }))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let (metadata, _, _) = request.into_parts();
+        self.asked
+            .lock()
+            .expect("not poisoned")
+            .push(("explain", metadata));
+        self.explains
+            .lock()
+            .expect("not poisoned")
+            .clone()
+            .map(Response::new)
     }
 }

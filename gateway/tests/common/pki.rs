@@ -46,6 +46,11 @@ impl Pki {
 
     /// Writes the certificate that owners know the gateway by.
     pub(crate) fn be_gateway(&self, dir: &Path) {
+        let (cert, key) = self.gateway_pair();
+        write(&dir.join("peer"), &cert, &key);
+    }
+
+    pub(crate) fn gateway_pair(&self) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.distinguished_name = named("gateway");
@@ -53,7 +58,12 @@ impl Pki {
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let cert = params.signed_by(&key, &self.peer_issuer).expect("a certificate");
-        write(&dir.join("peer"), &cert.pem(), &key.serialize_pem());
+        (cert.pem(), key.serialize_pem())
+    }
+
+    /// The CA of gateways, PEM.
+    pub(crate) fn peer_ca(&self) -> &str {
+        &self.peer
     }
 
     /// Whom owners trust.
@@ -65,22 +75,32 @@ impl Pki {
 
     /// Whom callers trust.
     pub(crate) fn roots(&self) -> RootCertStore {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.serving.clone()).expect("a root");
-        roots
+        roots(&[self])
     }
 
     /// A caller that trusts the serving CA and offers `alpn`.
     pub(crate) fn caller(&self, alpn: &[&[u8]]) -> ClientConfig {
-        let mut config =
-            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .expect("versions")
-                .with_root_certificates(self.roots())
-                .with_no_client_auth();
-        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-        config
+        trusting(&[self], alpn)
     }
+}
+
+/// A caller that trusts all of these serving CAs and offers `alpn`.
+pub(crate) fn trusting(all: &[&Pki], alpn: &[&[u8]]) -> ClientConfig {
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots(all))
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
+fn roots(all: &[&Pki]) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    for pki in all {
+        roots.add(pki.serving.clone()).expect("a root");
+    }
+    roots
 }
 
 pub(crate) fn write(dir: &Path, cert: &str, key: &str) {
