@@ -6,6 +6,9 @@ use kruntimes_proto::failure::{Failure, Reason};
 
 use crate::common::{ALICE, Logs, MALLORY, World, caller::head, eventually, owner};
 
+/// Every token that is used here.
+const TOKENS: [&str; 4] = [ALICE, MALLORY, "garbage-token", "other-token"];
+
 /// What this test's own client logs is its own matter.
 fn unseen(mut request: Request<Full<bytes::Bytes>>) -> Request<Full<bytes::Bytes>> {
     if let Some(value) = request.headers_mut().get_mut("authorization") {
@@ -42,12 +45,10 @@ async fn no_token_in_any_line_at_any_level() {
             let token = request.headers().get("authorization").cloned();
             let twice = [token.unwrap_or(HeaderValue::from_static("x"))];
             let answer = caller.send(request.clone(), version).await;
-            assert!(!answer.text().contains("token"), "{}", answer.text());
+            let told = answer.text();
+            assert!(!TOKENS.iter().any(|token| told.contains(token)), "{told}");
             request.headers_mut().append("authorization", twice[0].clone());
-            assert!(matches!(
-                caller.send(request, version).await.status,
-                401 | 404 | 405 | 413
-            ));
+            assert!((400..500).contains(&caller.send(request, version).await.status));
         }
         // What owners make of it, and owners that are none.
         for reason in [Reason::Busy, Reason::Unauthenticated, Reason::HandlerError] {
@@ -90,7 +91,7 @@ async fn no_token_in_any_line_at_any_level() {
     for logged in ["kruntimes_gateway::access", "\"TRACE\"", "hyper_util", "h2::"] {
         assert!(text.contains(logged), "{logged} is logged");
     }
-    for token in [ALICE, MALLORY, "garbage-token", "other-token"] {
+    for token in TOKENS {
         let middle = &token[2..9];
         let quoted: Vec<&str> = text.lines().filter(|line| line.contains(middle)).collect();
         assert!(quoted.is_empty(), "{quoted:#?}");

@@ -275,6 +275,8 @@ fn serve_hop(invoker: Invoker, incoming: Incoming, drivers: Drivers, drain: &Dra
         .max_encoding_message_size(limits::MESSAGE_BYTES);
     let stopping = drain.stopping();
     let server = Server::builder()
+        // A gateway must show again that its certificate is valid and trusted.
+        .max_connection_age(accept::MAX_AGE)
         .max_frame_size(FRAME)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
