@@ -2,7 +2,7 @@
 
 use kruntimes_proto::{
     executor::{FunctionRegistrationState as State, InvokeFunctionRequest},
-    failure::Reason,
+    failure::{Dispatched, Reason},
 };
 use tonic::{Code, Request};
 
@@ -248,4 +248,38 @@ async fn a_function_may_lie_in_a_directory() {
     source.handler = "lib.text.upper".into();
     let function = server.ready(&source).await;
     assert_eq!(function.call("1").await.as_deref(), Ok("neighbour text.sh\n"));
+}
+
+/// A function may tidy up its temporary files, and more than that.
+#[tokio::test]
+async fn a_function_may_remove_its_temporary_directory() {
+    for level in ["0", "1"] {
+        let server = with(&["--isolation", level], &[]).await;
+        let code = "handler() { echo x >\"$TMPDIR/file\"; rm -rf \"$TMPDIR\" 2>/dev/null; echo \"done $1\"; }\n";
+        let function = function(&server, code).await;
+        for round in ["1", "2", "3"] {
+            assert_eq!(function.call(round).await, Ok(format!("done {round}\n")), "level {level}");
+        }
+    }
+}
+
+/// C-3.2: where the payload cannot be handed over, the function has not started, and the
+/// shell stays.
+#[tokio::test]
+async fn a_full_disk_refuses_a_call_and_harms_nothing() {
+    let server = server().await;
+    let function = function(&server, "echo x >>sourced\nhandler() { echo \"$TMPDIR $1\"; }\n").await;
+    let answer = function.call("1").await.expect("answer");
+    let private = std::path::Path::new(answer.split(' ').next().expect("TMPDIR"));
+    // Stands for a full disk: the file of the second call cannot be made.
+    let in_the_way = private.join(".call-2.out");
+    std::fs::create_dir(&in_the_way).expect("create");
+    let refused = function.call("2").await.expect_err("refused");
+    assert_eq!(
+        (refused.reason, refused.dispatched),
+        (Reason::ServerUnavailable, Dispatched::No)
+    );
+    assert_eq!(function.call("3").await, Ok(format!("{} 3\n", private.display())));
+    let sourced = std::fs::read_to_string(function.file("sourced")).expect("sourced");
+    assert_eq!(sourced, "x\n");
 }
