@@ -113,8 +113,12 @@ helm template t kruntimes --set gateway.enabled=false >/dev/null || fail "withou
 shows "replicas: 0" kruntimes-runtimes --set runtimes.python.replicas=0
 shows "runs: 0" kruntimes-runtimes --set runtimes.python.capacity.runs=0
 shows "exposeErrors: false" kruntimes-runtimes --set runtimes.python.invocation.exposeErrors=false
-hides "replicas:" kruntimes-runtimes --set runtimes.python.replicas=null
-hides "kind: Runtime" kruntimes-runtimes --set runtimes.python.enabled=false
+hides "replicas:" kruntimes-runtimes --set runtimes.python.replicas=null,runtimes.bash.replicas=null
+hides "kind: Runtime" kruntimes-runtimes --set runtimes.python.enabled=false,runtimes.bash.enabled=false
+for language in python bash; do
+  shows "kruntimes/runtime-$language:0.1.0" kruntimes-runtimes
+  hides "name: $language" kruntimes-runtimes --show-only templates/runtimes.yaml --set "runtimes.$language.enabled=false"
+done
 
 # The same for every boolean and number there is: another value, false and 0 above all, changes what is rendered or is
 # refused by its name (scenario 95).
@@ -198,7 +202,7 @@ hides "ValidatingAdmissionPolicy" kruntimes --set admissionPolicy.enabled=false
 count 2 "key: kubernetes.io/metadata.name" kruntimes --set 'scope.namespaces={a}'
 # With the CRDs stays what the Pods of Runtimes need to clean up after the Runs that stay (scenario 92).
 [[ $(document ClusterRole kruntimes-runtimed kruntimes) == *'helm.sh/resource-policy: keep'* ]] || fail "the role of pools must outlive an uninstall"
-count 5 "helm.sh/hook: test" kruntimes-runtimes
+count 10 "helm.sh/hook: test" kruntimes-runtimes
 hides "helm.sh/hook" kruntimes-runtimes --set test.enabled=false
 hides "hook-succeeded" kruntimes-runtimes
 
