@@ -255,10 +255,15 @@ async fn a_function_may_lie_in_a_directory() {
 async fn a_function_may_remove_its_temporary_directory() {
     for level in ["0", "1"] {
         let server = with(&["--isolation", level], &[]).await;
-        let code = "handler() { echo x >\"$TMPDIR/file\"; rm -rf \"$TMPDIR\" 2>/dev/null; echo \"done $1\"; }\n";
+        let code =
+            "handler() { echo x >\"$TMPDIR/file\"; rm -rf \"$TMPDIR\" 2>/dev/null; echo \"done $1\"; }\n";
         let function = function(&server, code).await;
         for round in ["1", "2", "3"] {
-            assert_eq!(function.call(round).await, Ok(format!("done {round}\n")), "level {level}");
+            assert_eq!(
+                function.call(round).await,
+                Ok(format!("done {round}\n")),
+                "level {level}"
+            );
         }
     }
 }
