@@ -1,7 +1,13 @@
 //! A caller that hangs up: the slot is free when the server runs the call no more, and not before
 //! (C-3.8, scenario 40).
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use kruntimes_api::Run;
 use kruntimes_proto::failure::{Dispatched, Reason};
@@ -46,11 +52,36 @@ async fn until_free(pod: &Pod, run: &Run) {
     }
 }
 
-/// Scenario 40 with `onCallerGone: Cancel`.
+/// Counts what is logged as an error on this thread.
+#[derive(Clone, Default)]
+struct Errors(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Errors {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Scenario 40 with `onCallerGone: Cancel`: no error to anybody.
 #[tokio::test]
 async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
+    let errors = Errors::default();
+    let _subscriber = tracing::subscriber::set_default(errors.clone());
     let (pod, run) = hung_up(false).await;
     until_free(&pod, &run).await;
+    assert_eq!(errors.0.load(Ordering::SeqCst), 0);
+    tracing::error!("the counter counts");
+    assert_eq!(errors.0.load(Ordering::SeqCst), 1);
     let line = pod.audit.all().remove(0);
     assert_eq!(
         (line["outcome"].as_str(), line["code"].as_str()),

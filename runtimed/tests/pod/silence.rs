@@ -115,3 +115,17 @@ async fn a_call_of_a_hanging_server_ends_at_its_deadline() {
     );
     assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
 }
+
+/// C-6.4: a stop does not wait for a hanging server without end, and nothing is handed over that may run on.
+#[tokio::test(start_paused = true)]
+async fn a_stop_during_a_hang_ends_without_a_false_hand_over() {
+    let (pod, _) = ready().await;
+    pod.server.set_hanging(true);
+    let kubernetes = pod.kubernetes.clone();
+    let began = Instant::now();
+    pod.stop().await;
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    let run = kubernetes.run("n").unwrap();
+    assert_eq!(run.status.as_ref().unwrap().released_attempt, None);
+    assert!(run.metadata.finalizers.is_some());
+}

@@ -8,7 +8,10 @@ use super::{
     super::{decide::Step, health::Verdict, timers::POLL},
     Action, Driver, Expired,
 };
-use crate::held::{Gate, Registered};
+use crate::{
+    held::{Gate, Registered},
+    slots::Running,
+};
 
 /// Why waiting ended.
 enum Woken {
@@ -103,8 +106,12 @@ impl Driver {
     /// Ends a registration with the call that does not end, and lets the next steps make it anew under
     /// the same attempt: a call is no failure of the Run (C-5.6).
     async fn register_anew(&mut self, registered: &Registered) {
-        if let Some(entry) = &self.entry {
-            entry.close(Gate::Recovering);
+        let now = Instant::now();
+        let overdue = |call: Running| call.cancelled || call.until <= now;
+        match &self.entry {
+            Some(entry) if entry.slot.running().is_some_and(overdue) => entry.close(Gate::Recovering),
+            // It has ended after all, and perhaps another one has begun.
+            _ => return,
         }
         match self.pod.unregister(&self.key, &registered.id).await {
             Ok(()) => {
