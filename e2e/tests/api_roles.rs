@@ -191,12 +191,14 @@ const SYSTEM: [Question; 6] = [
     ("get", CORE, "secrets=other", false),
     ("update", CORE, "secrets=cert", false),
 ];
-const RUNTIMED: [Question; 11] = [
+const RUNTIMED: [Question; 13] = [
     ("get", KRUNTIMES, "runs", true),
     ("watch", KRUNTIMES, "runs", true),
     ("patch", KRUNTIMES, "runs/status", true),
     ("patch", "coordination.k8s.io", "leases", true),
     ("hold", KRUNTIMES, "runs/ownership", true),
+    ("create", "events.k8s.io", "events", true),
+    ("patch", "events.k8s.io", "events", true),
     ("create", KRUNTIMES, "runs", false),
     ("delete", KRUNTIMES, "runs", false),
     ("list", KRUNTIMES, "runtimes", false),
