@@ -148,6 +148,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         socket,
         tls: listen::server_config(certificates, args.tls_min_version)?,
         front: Arc::new(Front::new(invoke, config.timeouts, config.patience, metrics)),
+        connections: config.connections,
     };
     drain.spawn("listener", listener.serve(drain.clone()));
     tracing::info!(address = %https, "HTTPS is served");

@@ -118,6 +118,8 @@ pub struct Config {
     pub rested: Duration,
     /// After how long a connection to an owner carries no new calls.
     pub max_age: Duration,
+    /// How many connections callers may have open.
+    pub connections: usize,
 }
 
 /// How long a caller may keep a connection waiting.
@@ -221,6 +223,7 @@ impl Args {
             patience: Patience::default(),
             rested: RESTED,
             max_age: MAX_AGE,
+            connections: CONNECTIONS,
             args: self,
         })
     }

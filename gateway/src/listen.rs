@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    args::{CONNECTIONS, TlsVersion},
+    args::TlsVersion,
     front::{Connection, Front},
 };
 
@@ -44,6 +44,8 @@ pub struct Listener {
     pub tls: Arc<ServerConfig>,
     /// What answers.
     pub front: Arc<Front>,
+    /// How many connections may be open at once; handshakes have a bound of their own.
+    pub connections: usize,
 }
 
 /// TLS for callers: HTTP/2 and HTTP/1.1, whatever certificate is newest when they come (C-3.12).
@@ -75,7 +77,7 @@ impl Listener {
         let (stop, stopping) = watch::channel(false);
         let connections = Connections {
             front: self.front,
-            room: Arc::new(Semaphore::new(CONNECTIONS)),
+            room: Arc::new(Semaphore::new(self.connections)),
             stopping,
             drain,
         };

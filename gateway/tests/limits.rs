@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::common::{
-    World,
+    ALICE, World,
     caller::{head, read_all, read_until},
+    frames::Frames,
 };
 
 /// A caller's pause.
@@ -106,4 +107,29 @@ async fn a_rest_between_two_requests_is_no_slow_head() {
         // Longer than a head may take, shorter than a connection may rest.
         rest(700).await;
     }
+}
+
+/// C-3.5: over HTTP/2 a body that stops is 408 too, and the connection goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_body_over_http2_is_408_for_its_stream() {
+    let world = impatient().await;
+    let function = world.function("demo", "hello");
+    let token = format!("Bearer {ALICE}");
+    let fields = [
+        ("authorization", token.as_str()),
+        ("content-type", "application/json"),
+    ];
+    let mut frames = Frames::open(&world).await;
+    frames.head(1, "POST", &function.path, &fields, false).await;
+    frames.data(1, b"[", false).await;
+    let body = frames.ended(1).await.body.unwrap();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(
+        (problem["status"].as_u64(), problem["reason"].as_str()),
+        (Some(408), Some("RequestTimeout"))
+    );
+    frames.head(3, "POST", &function.path, &fields, false).await;
+    frames.data(3, b"3", true).await;
+    assert_eq!(frames.ended(3).await.body.as_deref(), Some(&b"3"[..]));
+    assert_eq!(world.owner.calls().len(), 1);
 }

@@ -123,3 +123,27 @@ async fn an_idle_connection_is_closed_without_a_word() {
     let function = world.function("demo", "hello");
     assert_eq!(world.caller().call(&function.path, "1").await.status, 200);
 }
+
+/// C-3.14's kind: connections are bounded. One too many is closed, and there is room again when one ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_connection_too_many_is_closed() {
+    let world = World::with(&[], |config| config.connections = 1).await;
+    let function = world.function("demo", "hello");
+    let first = world.caller().connect().await;
+    let refused = "kruntimes_gateway_handshakes_total{result=\"refused\"}";
+    eventually("the first one is served", || async {
+        (metric(&world.gateway, "kruntimes_gateway_connections").await == 1.0).then_some(())
+    })
+    .await;
+    assert_eq!(world.caller().raw(b"").await, "");
+    assert_eq!(metric(&world.gateway, refused).await, 1.0);
+    drop(first);
+    eventually("there is room again", || async {
+        let caller = world.caller();
+        let answer = caller
+            .try_send(caller.post(&function.path, "1"), http::Version::HTTP_2)
+            .await;
+        answer.is_ok_and(|answer| answer.status == 200).then_some(())
+    })
+    .await;
+}

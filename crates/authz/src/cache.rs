@@ -82,3 +82,31 @@ impl Expiry<Digest, Kept> for AsTheySay {
         self.expire_after_create(key, kept, now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::token::{Bearer, HmacKey};
+
+    /// C-3.6: bounded entries.
+    #[tokio::test]
+    async fn strangers_cannot_make_it_keep_more_than_it_has_room_for() {
+        let answers = Answers::new(10);
+        let key = HmacKey::generate().expect("random");
+        let bearer = Bearer::parse(["Bearer t"]).expect("well-formed");
+        let kept = Kept {
+            answer: Answer::Allowed,
+            expires: Instant::now() + Duration::from_secs(10),
+        };
+        for number in 0..1000 {
+            let digest = bearer.digest(&key, &[&number.to_string()]);
+            answers.get_or_ask(digest, async { kept }).await;
+        }
+        answers.entries.run_pending_tasks().await;
+        assert!(
+            answers.entries.entry_count() <= 10,
+            "{}",
+            answers.entries.entry_count()
+        );
+    }
+}
