@@ -120,7 +120,8 @@ handler() {
 async fn a_file_may_bend_its_shell() {
     let server = server().await;
     let bent = r#"
-readonly TMOUT=1
+echo x >>sourced
+readonly TMOUT=0.02
 IFS=,
 set -aCf
 trap 'echo debug >&2' DEBUG
@@ -129,16 +130,20 @@ for name in printf read mapfile export set unset trap exit eval kill echo test '
   builtin eval "$name() { command touch shadowed; return 1; }"
 done
 exec 3>file 200>other
-handler() { builtin echo "got $1"; }
+handler() { builtin echo "got $1"; [[ $1 != 3 ]]; }
 builtin true
 "#;
     let function = function(&server, bent).await;
+    let slow = super::function(&server, "handler() { sleep 0.2; }\n").await;
     for _ in 0..2 {
         assert_eq!(function.call("{\"a\":1}").await.as_deref(), Ok("got {\"a\":1}\n"));
+        assert_eq!(function.reason("3").await, Reason::HandlerError);
+        // Its TMOUT passes meanwhile.
+        slow.call("1").await.expect("slow");
     }
-    // Longer than its TMOUT.
-    tokio::time::sleep(std::time::Duration::from_millis(1200)).await;
     assert_eq!(function.call("2").await.as_deref(), Ok("got 2\n"));
+    let sourced = std::fs::read_to_string(function.file("sourced")).expect("sourced");
+    assert_eq!(sourced, "x\n", "one shell for all of it");
 }
 
 /// The environment cannot put code, functions or options into the shell.
@@ -146,7 +151,11 @@ builtin true
 async fn the_environment_does_not_start_code() {
     let server = server().await;
     let mut source = server.source(&[
-        ("main.sh", "handler() { echo \"fine ${BASH_ENV##*/}\"; }\n"),
+        // In POSIX mode the missing file would end the shell.
+        (
+            "main.sh",
+            "handler() { . ./missing 2>/dev/null; echo \"fine ${BASH_ENV##*/}\"; }\n",
+        ),
         ("start.sh", "cat >eaten; echo started >started\n"),
     ]);
     let start = source.working_dir.join("start.sh").display().to_string();
