@@ -124,8 +124,8 @@ echo x >>sourced
 readonly TMOUT=0.02
 IFS=,
 set -aCf
-trap 'echo debug >&2' DEBUG
-trap 'exit 9' ERR
+trap 'builtin echo debug >&2' DEBUG
+trap 'builtin exit 9' ERR
 for name in printf read mapfile export set unset trap exit eval kill echo test '[' declare source; do
   builtin eval "$name() { command touch shadowed; return 1; }"
 done
