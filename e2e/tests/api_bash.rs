@@ -3,11 +3,15 @@
 
 use anyhow::{Result, ensure};
 use kruntimes_e2e::{
+    call::Call,
     cluster::Cluster,
     stack::{Choices, Stack},
     suite::answers,
     world::{Function, World},
 };
+use serde_json::{Value, json};
+
+const ENVELOPE: &str = "application/vnd.kruntimes.invocation+json";
 
 async fn stack() -> Result<Stack> {
     let choices = Choices {
@@ -27,8 +31,8 @@ async fn function(world: &World, name: &str, code: &str) -> Result<Function> {
     Ok(function)
 }
 
-/// C-3.1, C-8.1, C-8.2 and scenarios 28 and 81: payloads and outputs up to the limit,
-/// each with its content type.
+/// C-3.1, C-5.4, C-8.1, C-8.2 and scenarios 28 and 81: payloads and outputs up to the limit,
+/// each with its content type; named results in the envelope.
 #[tokio::test]
 async fn a_function_in_bash_answers_over_https() -> Result<()> {
     let stack = stack().await?;
@@ -38,7 +42,10 @@ set -euo pipefail
 sourced=yes
 handler() {
   echo "log of $KRUNTIME_INVOCATION_ID" >&2
-  case $(jq -r type <<<"$1") in
+  local type
+  type=$(jq -r type <<<"$1")
+  echo "type=$type" >>"$KRUNTIME_OUTPUTS"
+  case $type in
     string) printf '%s' "$1" ;;
     object) jq '{sourced: $ARGS.named.sourced, name}' --arg sourced "$sourced" <<<"$1" ;;
     number) head -c "$1" /dev/zero ;;
@@ -75,6 +82,16 @@ handler() {
             answer.body.len()
         );
         ensure!(answer.header("content-type") == content_type, "{payload}");
+    }
+    for (payload, key, output, kind) in [
+        ("\"hi\"", "output", json!("hi"), "string"),
+        ("", "outputBase64", json!("Y2Fm6Q=="), "null"),
+    ] {
+        let call = Call::invoke(&echo.path, &world.token, payload.to_owned());
+        let answer = world.gateway.send(&call.with("accept", ENVELOPE)).await?;
+        let envelope: Value = serde_json::from_slice(&answer.body)?;
+        ensure!(envelope[key] == output, "{envelope}");
+        ensure!(envelope["outputs"] == json!({ "type": kind }), "{envelope}");
     }
     let failed = world.invoke(&echo, "true").await?;
     answers::expect_problem(&failed, 500, "HandlerError", "yes")?;
