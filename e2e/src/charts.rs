@@ -24,8 +24,21 @@ pub async fn helm(kubeconfig: &Path, args: &[&str]) -> Result<String> {
 
 /// Applies objects, as `kubectl apply --server-side` does.
 pub async fn apply(kubeconfig: &Path, objects: &[Value]) -> Result<()> {
+    send(kubeconfig, objects, &[]).await
+}
+
+/// Shows objects to the API server, which says whether it would take them.
+pub async fn dry_run(kubeconfig: &Path, objects: &[Value]) -> Result<()> {
+    send(kubeconfig, objects, &["--dry-run=server"]).await
+}
+
+async fn send(kubeconfig: &Path, objects: &[Value], flags: &[&str]) -> Result<()> {
+    if objects.is_empty() {
+        return Ok(());
+    }
     let list = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": objects });
-    let args = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    let mut args = vec!["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    args.extend(flags);
     run("kubectl", kubeconfig, &args, &list.to_string()).await?;
     Ok(())
 }
@@ -40,9 +53,14 @@ pub async fn delete(kubeconfig: &Path, namespace: &str, objects: &str) -> Result
 
 /// Objects that `charts/kruntimes` makes with these further flags, and a certificate in a Secret.
 pub async fn rendered(kubeconfig: &Path, namespace: &str, flags: &[&str]) -> Result<Vec<Value>> {
-    let chart = chart("kruntimes").display().to_string();
-    let mut args = vec!["template", "kruntimes", &chart, "--namespace", namespace];
-    args.extend(["--set", "gateway.tls.existingSecret=cert"]);
+    let flags = [&["--set", "gateway.tls.existingSecret=cert"], flags].concat();
+    render(kubeconfig, "kruntimes", namespace, &flags).await
+}
+
+/// Objects that a chart makes in this namespace, with these flags.
+pub async fn render(kubeconfig: &Path, name: &str, namespace: &str, flags: &[&str]) -> Result<Vec<Value>> {
+    let chart = chart(name).display().to_string();
+    let mut args = vec!["template", name, &chart, "--namespace", namespace];
     args.extend(flags);
     let text = helm(kubeconfig, &args).await?;
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;

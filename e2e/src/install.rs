@@ -16,8 +16,8 @@ use crate::{
 /// Namespace of the release; `KRUNTIMES_SYSTEM_NAMESPACE` names another.
 const SYSTEM: &str = "kruntimes-system";
 
-/// Makes a namespace with a Runtime of `replicas` Pods that hold `runs` Runs each.
-pub async fn world(cluster: &Cluster, replicas: i32, runs: u32) -> Result<World> {
+/// The gateway behind its Service, and the CA in the Secret that cert-manager fills.
+pub async fn gateway(cluster: &Cluster) -> Result<Gateway> {
     let client = &cluster.client;
     let system = std::env::var("KRUNTIMES_SYSTEM_NAMESPACE").unwrap_or_else(|_| SYSTEM.to_owned());
     let services: Api<Service> = Api::namespaced(client.clone(), &system);
@@ -38,17 +38,24 @@ pub async fn world(cluster: &Cluster, replicas: i32, runs: u32) -> Result<World>
         .as_ref()
         .and_then(|data| data.get("ca.crt"))
         .context("the Secret has ca.crt")?;
+    Ok(Gateway {
+        address: SocketAddr::new(address.parse()?, 443),
+        name: format!("kruntimes-gateway.{system}.svc"),
+        ca: ca.0.clone(),
+    })
+}
+
+/// Makes a namespace with a Runtime of `replicas` Pods that hold `runs` Runs each.
+pub async fn world(cluster: &Cluster, replicas: i32, runs: u32) -> Result<World> {
+    let client = &cluster.client;
+    let gateway = gateway(cluster).await?;
     let namespace = world::unique("fn");
     world::make_namespace(client, &namespace).await?;
     stack::make_runtime(client, &namespace, "python", replicas, runs).await?;
     Ok(World {
         client: client.clone(),
         runtime: "python".to_owned(),
-        gateway: Gateway {
-            address: SocketAddr::new(address.parse()?, 443),
-            name: format!("kruntimes-gateway.{system}.svc"),
-            ca: ca.0.clone(),
-        },
+        gateway,
         audit_log: cluster.audit_log(),
         token: world::token(client, &namespace, CALLER).await?,
         namespace,

@@ -24,6 +24,10 @@ class NotYet(Exception):
     """Why the call did not succeed, so far."""
 
 
+class Never(Exception):
+    """Why no call will succeed any more."""
+
+
 class Connection(http.client.HTTPSConnection):
     """HTTPS that trusts one CA, and can connect to an address that no name server knows."""
 
@@ -59,9 +63,11 @@ def endpoint():
         raise NotYet(f"Run {RUN} cannot be read: {status} {body[:500]!r}")
     status = json.loads(body).get("status", {})
     conditions = {it["type"]: it for it in status.get("conditions", [])}
+    said = "; ".join(f"{it['type']}={it['status']} {it['reason']}: {it['message']}" for it in conditions.values())
+    if conditions.get("Completed", {}).get("status") == "True":
+        raise Never(f"Run {RUN} has ended: {said}")
     if conditions.get("Ready", {}).get("status") != "True":
-        said = [f"{it['type']}={it['status']} {it['reason']}: {it['message']}" for it in conditions.values()]
-        raise NotYet(f"Run {RUN} is not Ready: {'; '.join(said) or 'nobody has looked at it; does the scheduler run?'}")
+        raise NotYet(f"Run {RUN} is not Ready: {said or 'nobody has looked at it; does the scheduler run?'}")
     found = status.get("endpoint", {})
     if not found.get("url") or not found.get("caBundle"):
         raise NotYet(f"Run {RUN} has no status.endpoint with url and caBundle")
@@ -92,9 +98,9 @@ while True:
     try:
         print(call())
         sys.exit(0)
-    except NotYet as problem:
+    except (NotYet, Never) as problem:
         last = problem
-    if time.monotonic() >= DEADLINE:
+    if isinstance(last, Never) or time.monotonic() >= DEADLINE:
         print(f"FAILED: {last}", file=sys.stderr)
         sys.exit(1)
     print(f"waiting: {last}")

@@ -1,4 +1,5 @@
-//! The chart's roles on a real API server: what each account may do, and what it may not (C-7.5).
+//! The charts on a real API server: every set of values is accepted, and each account may do what it needs and no
+//! more (C-7.5).
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
@@ -37,7 +38,11 @@ impl Stage {
             system: unique("roles-system"),
         };
         for name in [&stage.pool, &stage.system] {
-            let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
+            // Whatever Pods the charts make must pass the strictest standard.
+            let object = json!({
+                "apiVersion": "v1", "kind": "Namespace",
+                "metadata": { "name": name, "labels": { "pod-security.kubernetes.io/enforce": "restricted" } },
+            });
             Api::<Namespace>::all(stage.cluster.client.clone())
                 .create(&PostParams::default(), &serde_json::from_value(object)?)
                 .await?;
@@ -259,7 +264,8 @@ async fn a_scope_ends_at_its_namespaces() -> Result<()> {
 #[tokio::test]
 async fn no_role_has_a_wildcard() -> Result<()> {
     let stage = Stage::set().await?;
-    let objects = charts::rendered(&stage.cluster.kubeconfig, &stage.system, &[]).await?;
+    let kubeconfig = &stage.cluster.kubeconfig;
+    let objects = charts::rendered(kubeconfig, &stage.system, &[]).await?;
     let rules: Vec<&Value> = objects
         .iter()
         .filter_map(|it| it["rules"].as_array())
@@ -269,5 +275,41 @@ async fn no_role_has_a_wildcard() -> Result<()> {
     for rule in rules {
         ensure!(!rule.to_string().contains("\"*\""), "{rule}");
     }
+    Ok(())
+}
+
+/// Every set of values of `charts/*/ci` makes objects that an API server takes.
+#[tokio::test]
+async fn an_api_server_takes_what_is_rendered() -> Result<()> {
+    let stage = Stage::set().await?;
+    let kubeconfig = &stage.cluster.kubeconfig;
+    let teams = ["team-a", "team-b"]
+        .map(|name| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }));
+    charts::apply(kubeconfig, &teams).await?;
+    let mut sets = 0;
+    for chart in ["kruntimes", "kruntimes-runtimes"] {
+        for entry in std::fs::read_dir(charts::chart(chart).join("ci"))? {
+            let path = entry?.path().display().to_string();
+            let mut objects = charts::render(kubeconfig, chart, &stage.system, &["-f", &path]).await?;
+            // What belongs to cert-manager and Prometheus is unknown to this API server.
+            objects.retain(|it| {
+                let group = it["apiVersion"].as_str().unwrap_or_default();
+                !group.starts_with("cert-manager.io/") && !group.starts_with("monitoring.coreos.com/")
+            });
+            ensure!(!objects.is_empty(), "{path} makes nothing");
+            // A Pod is only looked at when its account is there.
+            let accounts: Vec<Value> = objects
+                .iter()
+                .filter(|it| it["kind"] == "ServiceAccount")
+                .cloned()
+                .collect();
+            charts::apply(kubeconfig, &accounts).await?;
+            charts::dry_run(kubeconfig, &objects)
+                .await
+                .with_context(|| path.clone())?;
+            sets += 1;
+        }
+    }
+    ensure!(sets >= 5, "only {sets} sets of values were found");
     Ok(())
 }
