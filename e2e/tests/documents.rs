@@ -145,6 +145,7 @@ fn links_between_documents_lead_somewhere() {
         "docs/install.md",
         "docs/operate.md",
         "docs/functions.md",
+        "docs/functions-bash.md",
         "docs/custom-runtime-server.md",
     ] {
         let folder = root()

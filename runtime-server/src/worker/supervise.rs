@@ -30,6 +30,10 @@ use crate::{args::OnCallerGone, functions::Held, metrics::Metrics, outcome};
 /// How long to look for a frame that a worker wrote just before it died.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
+/// How long a worker that closed its end may take to die, before it is killed and its
+/// caller told so: on a busy machine, closing and dying are some way apart.
+const OWN_DEATH: Duration = Duration::from_secs(1);
+
 /// How far a supervisor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -264,7 +268,7 @@ impl Supervisor {
             }
             End::Frame(Err(Broken::Closed | Broken::Io(_))) => {
                 // It is dying, or has closed its end by mistake: let it die its own death.
-                let _ = timeout(LAST_WORDS, worker.exit.wait()).await;
+                let _ = timeout(OWN_DEATH, worker.exit.wait()).await;
                 (Err(Failure::new(Reason::WorkerExited, "")), false)
             }
             End::Frame(Ok(_) | Err(Broken::Malformed(_))) => {

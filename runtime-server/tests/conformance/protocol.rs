@@ -20,14 +20,22 @@ use crate::{
 /// Each case once for each language of ours on a Unix socket, and once at an address.
 macro_rules! everywhere {
     ($($case:ident)*) => {
-        mod python {
-            $(#[tokio::test] async fn $case() { super::$case(&super::Target::own("python").await).await; })*
-        }
-        mod bash {
-            $(#[tokio::test] async fn $case() { super::$case(&super::Target::own("bash").await).await; })*
-        }
-        mod address {
-            $(#[tokio::test] async fn $case() { super::$case(&super::Target::at_an_address().await).await; })*
+        on! { python Target::own("python"), $($case)* }
+        on! { bash Target::own("bash"), $($case)* }
+        on! { address Target::at_an_address(), $($case)* }
+    };
+}
+
+macro_rules! on {
+    ($module:ident $target:expr, $($case:ident)*) => {
+        mod $module {
+            use super::Target;
+
+            $(#[tokio::test] async fn $case() {
+                let target = $target.await;
+                super::$case(&target).await;
+                target.end().await;
+            })*
         }
     };
 }

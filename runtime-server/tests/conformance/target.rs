@@ -36,6 +36,8 @@ pub(crate) struct Target {
     fixtures: PathBuf,
     /// Working directories of this case.
     made: Mutex<Vec<PathBuf>>,
+    /// Registrations of this case.
+    registered: Mutex<Vec<Function>>,
     /// Ended with the case.
     own: Option<Server>,
 }
@@ -74,6 +76,7 @@ impl Target {
             workspace: fs::canonicalize(workspace).expect("WORKSPACE is a directory"),
             fixtures: setting("FIXTURES").map_or_else(|| shipped(&language), PathBuf::from),
             made: Mutex::default(),
+            registered: Mutex::default(),
             own: None,
         }
     }
@@ -84,6 +87,7 @@ impl Target {
             workspace: server.directory.path().join("workspace"),
             fixtures: shipped(language),
             made: Mutex::default(),
+            registered: Mutex::default(),
             own: Some(server),
         }
     }
@@ -128,11 +132,13 @@ impl Target {
         assert_eq!(registration.run_uid, source.run_uid);
         let length = registration.registration_id.len();
         assert!((1..=128).contains(&length), "a registration id of {length} bytes");
-        Ok(Function {
+        let function = Function {
             client: self.functions(),
             registration,
             working_dir: source.working_dir.clone(),
-        })
+        };
+        self.registered.lock().expect("registered").push(function.clone());
+        Ok(function)
     }
 
     /// Registers and waits for READY.
@@ -166,13 +172,16 @@ impl Target {
         );
         status.code()
     }
-}
 
-impl Drop for Target {
-    fn drop(&mut self) {
-        // Somebody else's workspace is left as it was; what a failed case leaves is for its reader.
-        if self.own.is_none() && !std::thread::panicking() {
-            for working_dir in self.made.lock().expect("made").drain(..) {
+    /// The end of a case that passed: somebody's own server and its workspace are left as
+    /// they were. What a failed case leaves is for its reader.
+    pub(crate) async fn end(self) {
+        if self.own.is_none() {
+            for function in self.registered.into_inner().expect("registered") {
+                // Most are gone or were replaced.
+                let _ = function.unregister(true, 0).await;
+            }
+            for working_dir in self.made.into_inner().expect("made") {
                 let _ = fs::remove_dir_all(working_dir);
             }
         }

@@ -46,5 +46,11 @@ class Tracer:
         return TraceContextTextMapPropagator().extract({"traceparent": _http.traceparent()})
 
 
+def current_traceparent():
+    carrier = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent", "")
+
+
 def get_tracer(name):
     return Tracer(provider.get_tracer(name))

@@ -59,7 +59,10 @@ def remote():
 def current_traceparent():
     """For what is sent on: the active span, else the caller's."""
     span = active.get()
-    return span.get_span_context().traceparent if span is not None else _http.traceparent()
+    if span is not None:
+        return span.get_span_context().traceparent
+    theirs = sys.modules.get("kruntimes_function._opentelemetry")
+    return (theirs and theirs.current_traceparent()) or _http.traceparent()
 
 
 def get_tracer(name):
