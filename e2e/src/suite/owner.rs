@@ -69,9 +69,9 @@ pub async fn time_is_over(world: &World) -> Result<()> {
         .function
         .as_mut()
         .context("a function")?
-        .idle_timeout_seconds = Some(2);
+        .idle_timeout_seconds = Some(6);
     let mut life = world.spec(SLEEPS);
-    life.timeout = Some("8s".to_owned());
+    life.timeout = Some("30s".to_owned());
     life.mode
         .function
         .as_mut()
@@ -82,9 +82,9 @@ pub async fn time_is_over(world: &World) -> Result<()> {
     world.ready(&idle).await?;
     world.ready(&life).await?;
     let began = Instant::now();
-    let answer = world.invoke_until(&idle, "4", 200).await?;
+    let answer = world.invoke_until(&idle, "8", 200).await?;
     ensure!(
-        answer.json() == 4 && began.elapsed() >= Duration::from_secs(4),
+        answer.json() == 8 && began.elapsed() >= Duration::from_secs(8),
         "{answer:?}"
     );
     for (function, reason) in [(&idle, "IdleTimeout"), (&life, "Lifetime")] {
