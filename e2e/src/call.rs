@@ -207,7 +207,7 @@ impl hyper::body::Body for Withheld {
     }
 }
 
-async fn read(response: http::Response<hyper::body::Incoming>) -> Result<Answer> {
+pub(crate) async fn read(response: http::Response<hyper::body::Incoming>) -> Result<Answer> {
     let (head, body) = response.into_parts();
     let body = body
         .collect()
@@ -221,11 +221,12 @@ async fn read(response: http::Response<hyper::body::Incoming>) -> Result<Answer>
     })
 }
 
+/// Runs in the background until its test ends.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a test's connection driver ends with its connection"
+    reason = "a test's background work ends with its runtime"
 )]
-fn spawn<F>(connection: F) -> tokio::task::JoinHandle<F::Output>
+pub fn spawn<F>(connection: F) -> tokio::task::JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send,

@@ -16,10 +16,16 @@ use crate::{
 /// Namespace of the release; `KRUNTIMES_SYSTEM_NAMESPACE` names another.
 const SYSTEM: &str = "kruntimes-system";
 
+/// Where the charts are installed.
+#[must_use]
+pub fn system_namespace() -> String {
+    std::env::var("KRUNTIMES_SYSTEM_NAMESPACE").unwrap_or_else(|_| SYSTEM.to_owned())
+}
+
 /// The gateway behind its Service, and the CA in the Secret that cert-manager fills.
 pub async fn gateway(cluster: &Cluster) -> Result<Gateway> {
     let client = &cluster.client;
-    let system = std::env::var("KRUNTIMES_SYSTEM_NAMESPACE").unwrap_or_else(|_| SYSTEM.to_owned());
+    let system = system_namespace();
     let services: Api<Service> = Api::namespaced(client.clone(), &system);
     let Some(service) = services.get_opt("kruntimes-gateway").await? else {
         bail!(

@@ -12,6 +12,7 @@ pub mod charts;
 pub mod cluster;
 pub mod install;
 pub mod kubelet;
+pub mod load;
 pub mod processes;
 pub mod rules;
 pub mod stack;

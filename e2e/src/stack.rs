@@ -66,10 +66,30 @@ pub struct Stack {
     pub scheduler: Process,
     /// The stand-in that runs Pods.
     pub kubelet: Kubelet,
-    _folder: TempDir,
+    folder: TempDir,
+    serving: Serving,
+}
+
+/// A certificate and its key, in PEM.
+pub struct Pair {
+    /// tls.crt
+    pub certificate: String,
+    /// tls.key
+    pub key: String,
 }
 
 impl Stack {
+    /// The folder the gateway reads its serving certificate from.
+    #[must_use]
+    pub fn tls_folder(&self) -> std::path::PathBuf {
+        self.folder.path().join("tls")
+    }
+
+    /// Another serving certificate by the same CA.
+    pub fn renewed_certificate(&self) -> Result<Pair> {
+        self.serving.issue()
+    }
+
     /// Starts everything in namespaces of its own and waits until the gateway is up.
     pub async fn start(cluster: &Cluster, choices: Choices) -> Result<Self> {
         let client = &cluster.client;
@@ -95,7 +115,8 @@ impl Stack {
             )
             .await?;
 
-        let ca = serving_certificate(&at("tls"))?;
+        let serving = Serving::new()?;
+        let ca = serving.write(&at("tls"))?;
         publish_serving_certificate(client, &system, &at("tls")).await?;
         for (account, rules) in identities() {
             grant(client, &system, account, rules).await?;
@@ -215,7 +236,8 @@ impl Stack {
             gateway,
             scheduler,
             kubelet,
-            _folder: folder,
+            folder,
+            serving,
         })
     }
 }
@@ -271,20 +293,43 @@ fn strings(parts: &[&[&str]]) -> Vec<String> {
         .collect()
 }
 
-/// Writes tls.crt and tls.key for [`GATEWAY_NAME`]; returns the CA in PEM.
-fn serving_certificate(folder: &Path) -> Result<Vec<u8>> {
-    let ca_key = KeyPair::generate()?;
-    let mut params = CertificateParams::new(Vec::<String>::new())?;
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let ca = params.self_signed(&ca_key)?;
-    let key = KeyPair::generate()?;
-    let leaf = CertificateParams::new(vec![GATEWAY_NAME.to_owned()])?
-        .signed_by(&key, &Issuer::from_params(&params, &ca_key))?;
-    fs::write(folder.join("tls.crt"), leaf.pem())?;
-    fs::write(folder.join("tls.key"), key.serialize_pem())?;
-    fs::write(folder.join("ca.crt"), ca.pem())?;
-    Ok(ca.pem().into_bytes())
+/// The CA of the gateway's serving certificates.
+struct Serving {
+    params: CertificateParams,
+    key: KeyPair,
+}
+
+impl Serving {
+    fn new() -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Ok(Self {
+            params,
+            key: KeyPair::generate()?,
+        })
+    }
+
+    /// A certificate for [`GATEWAY_NAME`].
+    fn issue(&self) -> Result<Pair> {
+        let key = KeyPair::generate()?;
+        let leaf = CertificateParams::new(vec![GATEWAY_NAME.to_owned()])?
+            .signed_by(&key, &Issuer::from_params(&self.params, &self.key))?;
+        Ok(Pair {
+            certificate: leaf.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+
+    /// Writes tls.crt, tls.key and ca.crt; returns the CA in PEM.
+    fn write(&self, folder: &Path) -> Result<Vec<u8>> {
+        let ca = self.params.self_signed(&self.key)?.pem();
+        let pair = self.issue()?;
+        fs::write(folder.join("tls.crt"), pair.certificate)?;
+        fs::write(folder.join("tls.key"), pair.key)?;
+        fs::write(folder.join("ca.crt"), &ca)?;
+        Ok(ca.into_bytes())
+    }
 }
 
 async fn publish_serving_certificate(client: &Client, system: &str, folder: &Path) -> Result<()> {

@@ -3,4 +3,5 @@
 
 pub mod answers;
 pub mod lifecycle;
+pub mod operations;
 pub mod owner;

@@ -1,0 +1,154 @@
+//! Operating an installation on a real cluster: certificates renewed by cert-manager,
+//! gateways replaced, rights withdrawn, memory running out.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use kruntimes_e2e::{
+    call::{self, Call, Version},
+    cluster::{Cluster, eventually},
+    install,
+    load::Callers,
+    suite::operations,
+    world::World,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+use serde_json::json;
+
+/// C-3.6.
+#[tokio::test]
+async fn a_withdrawn_right_stops_working_within_20_s() -> Result<()> {
+    let world = install::world(&Cluster::node().await?, 1, 8).await?;
+    operations::revocation(&world).await?;
+    operations::never_before_it_is_loaded(&world).await?;
+    world.close().await
+}
+
+/// C-5.6.
+#[tokio::test]
+async fn a_function_that_eats_all_memory_harms_nobody_for_long() -> Result<()> {
+    let world = install::world(&Cluster::node().await?, 1, 8).await?;
+    operations::out_of_memory(&world).await?;
+    world.close().await
+}
+
+/// C-3.12, C-3.13: cert-manager renews the serving certificate, then every gateway is
+/// replaced, under 100 calls a second. Nobody notices: no call fails, and calls of 20 s that a
+/// leaving gateway holds end with 200.
+#[tokio::test]
+async fn certificates_and_gateways_are_replaced_under_load() -> Result<()> {
+    let world = install::world(&Cluster::node().await?, 1, 16).await?;
+    let functions = operations::echoes(&world, 8).await?;
+    let every = Duration::from_millis(80);
+    let callers = Callers::start(&world, &functions, every, true);
+
+    let before = leaf(&world).await?;
+    renew(&world).await?;
+    eventually("new connections show the renewed certificate", || async {
+        Ok((leaf(&world).await? != before).then_some(()))
+    })
+    .await?;
+
+    let slow = "import time\n\ndef handler(event, context):\n    time.sleep(event)\n    return event\n";
+    let mut running = Vec::new();
+    for version in [Version::Http1, Version::Http2] {
+        let name = format!("slow-{version:?}").to_lowercase();
+        let function = world.function(&name, slow).await?;
+        world.invoke_until(&function, "0", 200).await?;
+        let long = Call::invoke(&function.path, &world.token, "20").over(version);
+        let gateway = world.gateway.clone();
+        running.push(call::spawn(async move { gateway.send(&long).await }));
+        eventually("the long call runs", || async {
+            Ok((world.invoke(&function, "0").await?.status == 429).then_some(()))
+        })
+        .await?;
+    }
+    replace_gateways(&world).await?;
+    for call in running {
+        let answer = call.await?.context("a call of 20 s was cut")?;
+        ensure!(
+            answer.status == 200 && answer.json() == 20,
+            "{} {:?}",
+            answer.status,
+            answer.body
+        );
+    }
+    let tally = callers.stop().await?;
+    ensure!(
+        tally.failures.is_empty(),
+        "of {} calls: {:?}",
+        tally.calls,
+        tally.failures
+    );
+    ensure!(tally.calls > 500, "only {} calls were made", tally.calls);
+    world.close().await
+}
+
+async fn leaf(world: &World) -> Result<Vec<u8>> {
+    let stream = world.gateway.connect(Version::Http1).await?;
+    let (_, session) = stream.get_ref();
+    let chain = session
+        .peer_certificates()
+        .context("a server has a certificate")?;
+    Ok(chain.first().context("a chain has a leaf")?.to_vec())
+}
+
+/// What `cmctl renew` does: cert-manager sees that it should issue again.
+async fn renew(world: &World) -> Result<()> {
+    let kind = GroupVersionKind::gvk("cert-manager.io", "v1", "Certificate");
+    let certificates: Api<DynamicObject> = Api::namespaced_with(
+        world.client.clone(),
+        &install::system_namespace(),
+        &ApiResource::from_gvk(&kind),
+    );
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let current = certificates.get("kruntimes-gateway").await?;
+    let mut conditions = current.data["status"]["conditions"].clone();
+    conditions
+        .as_array_mut()
+        .context("the Certificate has conditions")?
+        .push(json!({
+            "type": "Issuing", "status": "True", "reason": "ManuallyTriggered",
+            "message": "renewed by a test", "lastTransitionTime": now,
+        }));
+    let status = json!({ "status": { "conditions": conditions } });
+    certificates
+        .patch_status(
+            "kruntimes-gateway",
+            &PatchParams::default(),
+            &Patch::Merge(status),
+        )
+        .await?;
+    Ok(())
+}
+
+/// What `kubectl rollout restart` does, and waits until it is over.
+async fn replace_gateways(world: &World) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(world.client.clone(), &install::system_namespace());
+    let restart = json!({ "spec": { "template": { "metadata": { "annotations": {
+        "kubectl.kubernetes.io/restartedAt": jiff::Timestamp::now().to_string(),
+    }}}}});
+    let changed = deployments
+        .patch(
+            "kruntimes-gateway",
+            &PatchParams::default(),
+            &Patch::Strategic(restart),
+        )
+        .await?;
+    let generation = changed.metadata.generation;
+    eventually("all gateways are new", || async {
+        let deployment = deployments.get("kruntimes-gateway").await?;
+        let status = deployment.status.unwrap_or_default();
+        let wanted = deployment.spec.and_then(|spec| spec.replicas);
+        let done = status.observed_generation >= generation
+            && status.updated_replicas == wanted
+            && status.available_replicas == wanted
+            && status.replicas == wanted;
+        Ok(done.then_some(()))
+    })
+    .await
+}
