@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use kruntimes_e2e::{
-    call::{self, Call, Version},
+    call::Version,
     cluster::{Cluster, eventually},
     install,
     load::Callers,
@@ -53,19 +53,13 @@ async fn certificates_and_gateways_are_replaced_under_load() -> Result<()> {
     })
     .await?;
 
-    let slow = "import time\n\ndef handler(event, context):\n    time.sleep(event)\n    return event\n";
+    let slow = "import time\n\ndef handler(event, context):\n    time.sleep(event or 0)\n    return event\n";
     let mut running = Vec::new();
     for version in [Version::Http1, Version::Http2] {
         let name = format!("slow-{version:?}").to_lowercase();
         let function = world.function(&name, slow).await?;
         world.invoke_until(&function, "0", 200).await?;
-        let long = Call::invoke(&function.path, &world.token, "20").over(version);
-        let gateway = world.gateway.clone();
-        running.push(call::spawn(async move { gateway.send(&long).await }));
-        eventually("the long call runs", || async {
-            Ok((world.invoke(&function, "0").await?.status == 429).then_some(()))
-        })
-        .await?;
+        running.push(operations::hold(&world, &function, "20", version).await?);
     }
     replace_gateways(&world).await?;
     for call in running {

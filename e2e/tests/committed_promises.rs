@@ -12,7 +12,10 @@ use std::{
 /// Promises of sections that are held here; section 1 is the summary of the others.
 const SECTIONS: std::ops::RangeInclusive<u32> = 2..=8;
 
-/// Promise, for example (3, 6); 0 is a section without numbers.
+/// Sections that promise something before their numbers, or without any.
+const WITH_TEXT: [u32; 3] = [2, 3, 4];
+
+/// Promise, for example (3, 6); 0 is what a section says outside its numbers.
 type Number = (u32, u32);
 
 /// Tests by file.
@@ -74,9 +77,10 @@ fn promises(contract: &str) -> BTreeMap<Number, String> {
     for line in contract.lines() {
         if let Some(title) = line.strip_prefix("## ") {
             section = leading_number(title).unwrap_or_default();
-            if section == 4 {
-                // One promise as a whole.
-                found.insert((4, 0), "the hop between gateway and owner".to_owned());
+            if WITH_TEXT.contains(&section)
+                && let Some((_, title)) = title.split_once(". ")
+            {
+                found.insert((section, 0), title.to_owned());
             }
         } else if SECTIONS.contains(&section)
             && let Some(item) = leading_number(line)
@@ -173,7 +177,10 @@ fn named(path: &str, text: &str) -> Vec<(Vec<Number>, String)> {
     let mut found = Vec::new();
     let mut waiting = Vec::new();
     for line in text[start..].lines().map(str::trim_start) {
-        if line.starts_with("//") {
+        if line.starts_with("//!") {
+            // Held by the file as a whole.
+            found.push((numbers(line), String::new()));
+        } else if line.starts_with("//") {
             waiting.extend(numbers(line));
         } else if let Some(test) = function(line) {
             // A test may say it by its name alone.
@@ -262,15 +269,16 @@ fn promises_are_found_where_they_are_written() {
     let found = promises(contract);
     assert_eq!(
         found.keys().copied().collect::<Vec<_>>(),
-        [(2, 1), (2, 2), (4, 0)]
+        [(2, 0), (2, 1), (2, 2), (4, 0)]
     );
     assert_eq!(found[&(2, 1)], "One thing");
-    let source = "/// C-3.6 and C-4: no.\n#[tokio::test]\nasync fn one() {}\n\
+    let source = "//! C-5.8.\n/// C-3.6 and C-4: no.\n#[tokio::test]\nasync fn one() {}\n\
                   // C-3.7\nlet x = 1;\nfn none() {}\nfn by_name_c_5_2() {}\n";
     let by_test = named("a/tests/b.rs", source);
     assert_eq!(
         by_test,
         [
+            (vec![(5, 8)], String::new()),
             (vec![(3, 6), (4, 0)], "one".to_owned()),
             (vec![(5, 2)], "by_name_c_5_2".to_owned()),
         ]

@@ -29,6 +29,7 @@ const DECIDING: &[&str] = &[
     "runtime-server/src/outcome.rs",
     "runtime-server/src/registry.rs",
     "runtime-server/src/worker/frame.rs",
+    "runtime-server/src/worker/lines.rs",
     "runtimed/src/admission.rs",
     "runtimed/src/bounds.rs",
     "runtimed/src/fence.rs",

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use super::answers::expect_problem;
 use crate::{
-    call::{self, Call},
+    call::{self, Answer, Call, Version},
+    cluster::eventually,
     world::{self, Function, World},
 };
 
@@ -99,18 +100,10 @@ fn binding(world: &World) -> RoleBinding {
 /// function its slot.
 pub async fn a_slot_survives_writes(world: &World) -> Result<()> {
     const SLOW: &str =
-        "import time\n\ndef handler(event, context):\n    time.sleep(event)\n    return event\n";
+        "import time\n\ndef handler(event, context):\n    time.sleep(event or 0)\n    return event\n";
     let function = world.function("written", SLOW).await?;
     world.invoke_until(&function, "0", 200).await?;
-    let call = Call::invoke(&function.path, &world.token, "3");
-    let (gateway, slow) = (world.gateway.clone(), call.clone());
-    let running = call::spawn(async move { gateway.send(&slow).await });
-    // Only once the call holds the slot do the writes tell anything.
-    crate::cluster::eventually("the slow call holds the slot", || async {
-        let answer = world.invoke(&function, "0").await?;
-        Ok((answer.status == 429).then_some(()))
-    })
-    .await?;
+    let running = hold(world, &function, "3", Version::Http1).await?;
     let runs = world.runs();
     for count in 0..5 {
         let annotate = json!({ "metadata": { "annotations": { "e2e/count": count.to_string() } } });
@@ -191,6 +184,33 @@ def handler(event, context):
     }
     world.delete("greedy").await?;
     world.delete("neighbour").await
+}
+
+/// Starts a call that takes long, and returns once it holds the function's slot. `null`
+/// must be a quick call.
+pub async fn hold(
+    world: &World,
+    function: &Function,
+    body: &str,
+    version: Version,
+) -> Result<tokio::task::JoinHandle<Result<Answer>>> {
+    let call = Call::invoke(&function.path, &world.token, body.to_owned()).over(version);
+    let gateway = world.gateway.clone();
+    let running = call::spawn(async move {
+        loop {
+            // Refused while one of the quick calls below runs.
+            let answer = gateway.send(&call).await?;
+            if answer.status != 429 {
+                return Ok(answer);
+            }
+        }
+    });
+    eventually("the long call holds the slot", || async {
+        let answer = world.invoke(function, "null").await?;
+        Ok((answer.status == 429).then_some(()))
+    })
+    .await?;
+    Ok(running)
 }
 
 /// Functions that answer at once, one for each caller.
