@@ -2,12 +2,13 @@
 //! server.
 
 use anyhow::{Result, ensure};
+use k8s_openapi::api::events::v1::Event;
 use kruntimes_api::{Run, run::Phase};
 use kruntimes_e2e::{
     cluster::eventually,
     stage::{Stage, attempt, reason},
 };
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
 
 /// C-7.1, C-7.3: every transition that the scheduler writes passes the rules on status.
@@ -43,7 +44,26 @@ async fn a_run_is_assigned_loses_its_pod_and_moves() -> Result<()> {
         "{:?}",
         moved.status
     );
-    Ok(())
+    for condition in moved.status.iter().flat_map(|it| it.conditions.iter().flatten()) {
+        ensure!(
+            !condition.reason.is_empty() && condition.observed_generation == Some(1),
+            "C-2.2: {condition:?}"
+        );
+    }
+    // C-2.4: what `kubectl describe` shows of it.
+    let events = stage.api::<Event>();
+    let reasons = ["NoPodReady", "Assigned", "Recovering", "Retrying"];
+    eventually("its transitions are told as Events", || async {
+        let all = events.list(&ListParams::default()).await?;
+        let of_it = all.iter().filter(|it| {
+            it.regarding
+                .as_ref()
+                .is_some_and(|it| it.name.as_deref() == Some("moves") && it.kind.as_deref() == Some("Run"))
+        });
+        let told: Vec<_> = of_it.filter_map(|it| it.reason.as_deref()).collect();
+        Ok(reasons.iter().all(|it| told.contains(it)).then_some(()))
+    })
+    .await
 }
 
 /// C-2, C-7.1, C-7.4: each way a Run ends without an owner.

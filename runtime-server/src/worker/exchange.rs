@@ -1,4 +1,4 @@
-//! Payload and output of one call whose worker speaks [`lines`](super::lines).
+//! Payload and output of one call whose worker speaks [`super::lines`].
 //!
 //! The payload is a file, which Bash reads fast and without a process. The output is a
 //! named pipe of the call's own: what a process left behind by an earlier call still

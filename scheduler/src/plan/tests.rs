@@ -31,7 +31,14 @@ fn view(run: &Run, presence: Presence) -> View<'_> {
 
 fn written(plan: Plan) -> (RunStatus, Why) {
     match plan {
-        Plan::Write { status, why } => (*status, why),
+        Plan::Write { status, why } => {
+            // C-2.2: each condition with a reason and the generation it speaks of.
+            for condition in status.conditions.iter().flatten() {
+                assert!(!condition.reason.is_empty(), "{condition:?}");
+                assert_eq!(condition.observed_generation, Some(1), "{condition:?}");
+            }
+            (*status, why)
+        }
         other => unreachable!("{other:?}"),
     }
 }
