@@ -182,7 +182,7 @@ async fn shake_hands(
 }
 
 async fn serve_one(stream: Stream, remote: SocketAddr, front: Arc<Front>, stopping: watch::Receiver<bool>) {
-    let (stream, arrivals) = stream::Noting::new(stream, front.patience().idle);
+    let (stream, arrivals) = stream::Noting::new(stream, front.patience().head);
     let connection = Arc::new(Connection::new(front, arrivals, remote));
     let mut next: Option<Stream> = Some(Box::new(stream));
     let serve = async {

@@ -24,8 +24,8 @@ use crate::{
     runtime_server::{Observed, ServerError},
 };
 
-/// How long a cancellation waits for the end of the call.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a cancellation waits for the end of the call: less than a gateway waits for its answer (5 s).
+const ENDS_WITHIN: Duration = Duration::from_secs(4);
 /// How long an explanation waits for the Runtime Server.
 const ASKED: Duration = Duration::from_secs(1);
 

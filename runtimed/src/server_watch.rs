@@ -9,7 +9,7 @@ use std::{
 use kruntimes_ops::readiness::Readiness;
 use tokio::time::{Instant, sleep};
 
-use crate::runtime_server::RuntimeServer;
+use crate::runtime_server::{RuntimeServer, ServerError};
 
 /// Between two questions.
 const EVERY: Duration = Duration::from_secs(5);
@@ -68,7 +68,8 @@ pub async fn run(server: RuntimeServer, silence: ServerSilence, readiness: Readi
         sleep(EVERY).await;
         let asked = Instant::now();
         let answer = server.supports_functions().await;
-        silence.heard(answer.is_ok(), asked);
+        // Whatever it says, it is there: one that refuses is not silent.
+        silence.heard(!matches!(answer, Err(ServerError::Silent(_))), asked);
         let lasts = silence.lasts(Instant::now());
         match (lasts, &unready) {
             (None, Some(_)) => {

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
-    facts::{ANNOTATION_DELETION_COST, BeatFacts, COST_OWNER, PodFacts},
+    facts::{ANNOTATION_DELETION_COST, BeatFacts, COST_OWNER, ObjectKey, PodFacts},
     lease::Term,
 };
 
@@ -97,13 +97,17 @@ impl Writer {
             .await
     }
 
-    /// Deletes the Pod of exactly this UID, as it is now, with the time to end that its template gives.
-    pub async fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Written {
-        let live = match self.pod(namespace, name, uid).await {
+    /// Deletes the Pod of exactly this UID, as it is now, with the time to end that its template gives; only
+    /// a Pod of this pool, whatever a status says.
+    pub async fn delete_pod(&self, pool: &ObjectKey, name: &str, uid: &PodUid) -> Written {
+        let live = match self.pod(&pool.namespace, name, uid).await {
             Ok(Some(live)) if live.metadata.deletion_timestamp.is_none() => live,
             Ok(_) => return Written::Same,
             Err(error) => return Written::Unknown(error),
         };
+        if PodFacts::of(&live).is_none_or(|it| it.pool() != *pool) {
+            return Written::Refused(format!("it is no Pod of Runtime {}", pool.name));
+        }
         let exactly = Preconditions {
             uid: live.uid(),
             resource_version: live.resource_version(),
@@ -112,7 +116,7 @@ impl Writer {
             preconditions: Some(exactly),
             ..DeleteParams::default()
         };
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pool.namespace);
         self.send(async move { api.delete(name, &params).await.map(drop) })
             .await
     }

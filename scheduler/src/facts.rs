@@ -10,7 +10,8 @@ use kruntimes_api::{
     Run,
     keys::PodUid,
     names::{
-        ANNOTATION_MODES, CAPACITY_PREFIX, LABEL_RUNTIME, MANAGER_SCHEDULER, RESOURCE_RUNS, heartbeat_lease,
+        ANNOTATION_MODES, CAPACITY_PREFIX, LABEL_APP, LABEL_RUNTIME, MANAGER_SCHEDULER, RESOURCE_RUNS,
+        app_label, heartbeat_lease,
     },
     quantity::{Amount, InvalidQuantity, Resources},
     runtime::DEFAULT_RUNS,
@@ -124,6 +125,10 @@ impl PodFacts {
         let key = ObjectKey::of(pod)?;
         let uid = PodUid::new(pod.metadata.uid.clone()?)?;
         let runtime = pod.labels().get(LABEL_RUNTIME)?.clone();
+        // The label `runtime` alone may be anybody's; nothing is written to Pods of others.
+        if pod.labels().get(LABEL_APP) != Some(&app_label(&runtime)) {
+            return None;
+        }
         let mut capacity = Amounts::new();
         for (name, value) in pod.annotations() {
             let Some(resource) = name.strip_prefix(CAPACITY_PREFIX) else {
@@ -255,6 +260,10 @@ impl DeploymentFacts {
 /// Whether Pods are being replaced. A roll that has exceeded its progress deadline is given up on: it
 /// must not hold back others for ever.
 fn rolls(deployment: &Deployment) -> bool {
+    // Whoever paused it holds it; that must not hold back others.
+    if deployment.spec.as_ref().and_then(|it| it.paused) == Some(true) {
+        return false;
+    }
     let status = deployment.status.clone().unwrap_or_default();
     if status.observed_generation < deployment.metadata.generation {
         return true;

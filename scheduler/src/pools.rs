@@ -196,7 +196,10 @@ impl<'a> PoolLoop<'a> {
             let live = is_deployment.then(|| deployment.map(|it| it.generation));
             match self.apply(object, live).await {
                 Outcome::Failed(failure) => return Made::Failed(failure),
-                Outcome::Applied(generation) if rolls => self.rolls.begun(key, generation),
+                Outcome::Applied(generation) if rolls => {
+                    let uid = deployment.map_or("", |it| &it.uid);
+                    self.rolls.begun(key, uid, generation);
+                }
                 Outcome::Applied(_) | Outcome::Known => {}
             }
         }

@@ -30,6 +30,10 @@ use crate::{
 const WATCH_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after a failure that time may heal.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
+/// Pods of silent owners that are deleted within [`DELETIONS_PERIOD`]. When more are silent at once, what
+/// is ill is their way to Kubernetes; they would all answer again, and deletion cannot be taken back.
+const DELETIONS: usize = 3;
+const DELETIONS_PERIOD: Duration = Duration::from_secs(60);
 
 /// Looks at Runs for one term.
 pub(crate) struct RunLoop<'a> {
@@ -39,6 +43,8 @@ pub(crate) struct RunLoop<'a> {
     events: Events,
     /// Versions that we have written over and that the watch still shows.
     written: HashMap<RunUid, (Option<String>, Instant)>,
+    /// When Pods were deleted, of late.
+    deleted: Vec<Instant>,
 }
 
 /// What live reads said of an owner.
@@ -69,6 +75,7 @@ impl<'a> RunLoop<'a> {
             metrics,
             events,
             written: HashMap::new(),
+            deleted: Vec::new(),
         }
     }
 
@@ -188,7 +195,7 @@ impl<'a> RunLoop<'a> {
             Plan::Later(pause) => self.hub.runs.wake_after(key.clone(), pause),
             // It was confirmed before; another Pod is meant now.
             Plan::ConfirmOwner { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
-            Plan::DeletePod { name, uid } => self.delete_pod(key, &name, &uid).await,
+            Plan::DeletePod { name, uid } => self.delete_pod(key, &run.spec.runtime, &name, &uid).await,
             Plan::Write { status, why } => {
                 if why == Why::Recover(Kind::HandedOver)
                     && let Some((_, pod)) = run.assignment()
@@ -248,8 +255,14 @@ impl<'a> RunLoop<'a> {
     }
 
     /// The Pod's end, or what its deletion says of it, wakes the Run.
-    async fn delete_pod(&self, key: &ObjectKey, name: &str, uid: &PodUid) {
-        let result = self.writer.delete_pod(&key.namespace, name, uid).await;
+    async fn delete_pod(&mut self, key: &ObjectKey, runtime: &str, name: &str, uid: &PodUid) {
+        self.deleted.retain(|at| at.elapsed() < DELETIONS_PERIOD);
+        if self.deleted.len() >= DELETIONS {
+            self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
+            return;
+        }
+        let pool = ObjectKey::new(key.namespace.clone(), runtime.to_owned());
+        let result = self.writer.delete_pod(&pool, name, uid).await;
         let labels = WriteLabels {
             about: "delete_pod",
             result: result.label(),
@@ -257,6 +270,7 @@ impl<'a> RunLoop<'a> {
         self.metrics.run_writes.get_or_create(&labels).inc();
         match result {
             Written::Done => {
+                self.deleted.push(Instant::now());
                 tracing::warn!(run = %Name(key), pod = name, "its silent owner's Pod is deleted");
             }
             Written::Refused(error) | Written::Unknown(error) => {

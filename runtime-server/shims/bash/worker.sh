@@ -44,7 +44,8 @@
   # Runs one call, in a subshell: no call finds what another left behind.
   __kr_run() {
     builtin trap __kr_end EXIT
-    builtin mapfile -d '' -t __kr_input <"$__kr_path.in"
+    # Without its input a function must not run: it could take that for an answer.
+    builtin mapfile -d '' -t __kr_input <"$__kr_path.in" || builtin kill -s KILL "$BASHPID"
     builtin export KRUNTIME_INVOCATION_ID="$__kr_id" KRUNTIME_DEADLINE_MILLIS="$__kr_deadline"
     builtin unset -v TRACEPARENT
     if [[ -n $__kr_trace ]]; then builtin export TRACEPARENT="$__kr_trace"; fi
@@ -68,7 +69,9 @@
     IFS='' builtin read -r -u 200 __kr_trace && IFS='' builtin read -r -u 200 __kr_path; do
     (__kr_run) 200>&- >"$__kr_path.out"
     __kr_status=$?
-    if ((__kr_status > 128 && __kr_status <= 192)) && [[ ! -e $__kr_path.end ]]; then
+    # Only signals that kill: a broken pipe (141) or an interrupted command is a status like any other where
+    # the function has replaced the trap that leaves the mark.
+    if [[ " 132 134 135 136 137 139 143 159 " == *" $__kr_status "* && ! -e $__kr_path.end ]]; then
       # The process of the call was killed, by itself or for lack of memory. Die of the same: the server then
       # says so to the caller, ends what is left of the call, and starts anew.
       builtin kill -s "$((__kr_status - 128))" "$$"

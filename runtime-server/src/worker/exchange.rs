@@ -12,6 +12,7 @@ use std::{
         unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -24,6 +25,8 @@ use super::{frame::Frame, lines};
 /// As much as a pipe holds.
 const CHUNK_BYTES: usize = 64 * 1024;
 
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
 /// One call on its way.
 #[derive(Debug)]
 pub struct Exchange {
@@ -34,13 +37,15 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Makes the files of call number `call`.
+    /// Makes the files of one call. Their names never come again in this process: a call that was given up
+    /// on while its files were made must not touch those of a later one.
     ///
     /// # Errors
     /// When the file system refuses, for example because it is full.
-    pub async fn open(private: &Path, call: u64, payload: Bytes) -> io::Result<Self> {
+    pub async fn open(private: &Path, payload: Bytes) -> io::Result<Self> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let files = Files {
-            stem: private.join(format!(".call-{call}")),
+            stem: private.join(format!(".call-{number}")),
         };
         let make = move || files.make(&payload).map(|()| files);
         let files = tokio::task::spawn_blocking(make)

@@ -93,9 +93,7 @@ impl Wire {
                 refused,
             } => match lines::payload(input) {
                 Ok(payload) => {
-                    let new = Exchange::open(private, invoke.call, payload)
-                        .await
-                        .map_err(Broken::NotSent)?;
+                    let new = Exchange::open(private, payload).await.map_err(Broken::NotSent)?;
                     let mut lines = lines::call(invoke, unix_now(), new.stem());
                     *exchange = Some(new);
                     self.stream.write_all_buf(&mut lines).await?;

@@ -11,7 +11,7 @@ pub(crate) fn pod(value: Value) -> Pod {
 #[test]
 fn a_pod_serves_when_running_ready_and_not_deleting() {
     let base = json!({
-        "metadata": { "namespace": "ns", "name": "p", "uid": "u", "labels": { "runtime": "python" },
+        "metadata": { "namespace": "ns", "name": "p", "uid": "u", "labels": { "runtime": "python", "app": "kruntimes-python" },
             "annotations": { "kruntimes.io/capacity.memory": "1Gi", "kruntimes.io/capacity.cpu": "rubbish" } },
         "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
     });

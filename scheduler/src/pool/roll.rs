@@ -16,6 +16,8 @@ pub(crate) struct Rolls {
 #[derive(Debug)]
 struct Begun {
     runtime: String,
+    /// Of the Deployment: one that was made anew counts from 1 again.
+    uid: String,
     /// Of the Deployment, with the new template.
     generation: Option<i64>,
 }
@@ -24,9 +26,10 @@ struct Begun {
 
 impl Rolls {
     /// A new template of this pool has been applied.
-    pub(crate) fn begun(&mut self, pool: &ObjectKey, generation: Option<i64>) {
+    pub(crate) fn begun(&mut self, pool: &ObjectKey, uid: &str, generation: Option<i64>) {
         let begun = Begun {
             runtime: pool.name.clone(),
+            uid: uid.to_owned(),
             generation,
         };
         self.begun.insert(pool.namespace.clone(), begun);
@@ -42,7 +45,9 @@ impl Rolls {
             .find(|(runtime, it)| {
                 // What the watch shows may be from before our own change.
                 let unseen = begun.is_some_and(|begun| {
-                    begun.runtime == **runtime && Some(it.generation) < begun.generation
+                    begun.runtime == **runtime
+                        && begun.uid == it.uid
+                        && Some(it.generation) < begun.generation
                 });
                 it.rolls || unseen
             })
@@ -87,7 +92,7 @@ mod tests {
     fn a_roll_counts_before_the_watch_shows_it() {
         let (bash, python) = (ObjectKey::new("ns", "bash"), ObjectKey::new("ns", "python"));
         let mut rolls = Rolls::default();
-        rolls.begun(&python, Some(2));
+        rolls.begun(&python, "python", Some(2));
         let late = [pool("bash", 1, false), pool("python", 1, false)];
         assert_eq!(rolls.blocked_by(&bash, &late).as_deref(), Some("python"));
         let done = [pool("bash", 1, false), pool("python", 2, false)];
@@ -96,6 +101,13 @@ mod tests {
             rolls.blocked_by(&bash, &[pool("bash", 1, false)]),
             None,
             "deleted meanwhile"
+        );
+        let mut anew = pool("python", 1, false);
+        anew.uid = "another".to_owned();
+        assert_eq!(
+            rolls.blocked_by(&bash, &[pool("bash", 1, false), anew]),
+            None,
+            "deleted and made anew"
         );
     }
 }

@@ -25,8 +25,8 @@ pub struct Beat {
 pub(super) struct Life {
     /// When its heartbeat was last seen to change.
     heard: Option<Instant>,
-    /// The node it was seen on; `None` until it is bound.
-    node: Option<String>,
+    /// The node it was seen on, which is none until it is bound; `None` until the Pod is seen.
+    node: Option<Option<String>>,
 }
 
 /// The life of a Pod that is gone is forgotten after this, which no fence waits for.
@@ -64,7 +64,7 @@ impl World {
     /// The node of a Pod, also of one that is gone; `None` if we never saw the Pod, `Some(None)` if it
     /// was on none.
     pub fn node_of(&self, pod_uid: &str) -> Option<Option<&str>> {
-        self.lives.get(pod_uid).map(|it| it.node.as_deref())
+        self.lives.get(pod_uid)?.node.as_ref().map(|it| it.as_deref())
     }
 
     /// Living Pods, of one Runtime or of all, that do not say rightly whether they own Runs and so go
@@ -165,7 +165,7 @@ impl World {
         }
         if let Some(new) = &new {
             let life = self.lives.entry(new.uid.as_str().to_owned()).or_default();
-            life.node.clone_from(&new.node);
+            life.node = Some(new.node.clone());
             self.pools.entry(new.pool()).or_default().insert(key.clone());
             if new.serves {
                 self.wake_waiting(&new.pool(), wakes);

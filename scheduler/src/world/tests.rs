@@ -234,6 +234,12 @@ fn silence_is_never_longer_than_true() {
     assert_eq!(silence(&world, 30), 7);
     assert_eq!(world.node_of(uid.as_str()), Some(Some("node-1")));
     assert_eq!(world.node_of("never seen"), None);
+    world.heard("only heard", at(31));
+    assert_eq!(
+        world.node_of("only heard"),
+        None,
+        "a heartbeat does not say where"
+    );
 }
 
 #[test]

@@ -15,12 +15,14 @@ def address(url, default_path):
     if kind is None or not parts.hostname:
         raise ValueError("no http or https address")
     path = parts.path if parts.path not in ("", "/") else default_path
+    # Not the query either: it may hold a key.
+    shown = path
     if parts.query:
         path += f"?{parts.query}"
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     port = f":{parts.port}" if parts.port else ""
     # Not netloc: it may hold a password.
-    return kind, parts.hostname, parts.port, path, f"{parts.scheme}://{host}{port}{path}"
+    return kind, parts.hostname, parts.port, path, f"{parts.scheme}://{host}{port}{shown}"
 
 
 def post(target, body, content_type, timeout):
@@ -44,6 +46,9 @@ def post(target, body, content_type, timeout):
     timer.start()
     try:
         connection.connect()
+        # Connecting took all the time: too late to send anything.
+        if late.is_set():
+            raise TimeoutError
         headers = {"Content-Type": content_type, "Content-Length": str(len(body)), "Connection": "close"}
         connection.request("POST", path, body, headers)
         status = connection.getresponse().status

@@ -31,6 +31,7 @@ handler() {
     '"pipefail"') set -eo pipefail; yes | head -n 1; echo not reached ;;
     '"set -u"') set -u; echo "$nothing" ;;
     '"own trap"') trap 'true' EXIT; exit 5 ;;
+    '"own trap, pipefail"') trap 'true' EXIT; set -eo pipefail; yes | head -n 1 ;;
     '"exit 0"') exit 0 ;;
   esac
 }
@@ -47,6 +48,7 @@ handler() {
         ("pipefail", 141),
         ("set -u", 1),
         ("own trap", 5),
+        ("own trap, pipefail", 141),
     ] {
         let failure = function.call(&format!("\"{event}\"")).await.expect_err(event);
         assert_eq!(
