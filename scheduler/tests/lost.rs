@@ -73,6 +73,31 @@ async fn a_silent_owner_loses_its_pod_and_the_run_moves() {
     beating(&api, &[("pod-b", &b)], story).await;
 }
 
+/// C-7.3: when many are silent at once, their way to Kubernetes is ill. Their routes go at once, their Pods
+/// three a minute: what answers again meanwhile stays.
+#[tokio::test(start_paused = true)]
+async fn many_silent_pods_are_not_deleted_at_once() {
+    let api = installation();
+    let pods = ["pod-a", "pod-b", "pod-c", "pod-d", "pod-e"];
+    for pod in pods {
+        let uid = make_pod_on_node(&api, pod, 2);
+        ready_on(&api, &format!("on-{pod}"), pod, &uid);
+    }
+    let healthy = make_pod_on_node(&api, "pod-z", 2);
+    let _scheduler = start(&api);
+    let deleted = || pods.iter().filter(|it| is_deleting(&api, it)).count();
+    let story = async {
+        for pod in pods {
+            until_run(&api, &format!("on-{pod}"), |it| !it.is_ready()).await;
+        }
+        sleep(Duration::from_secs(15)).await;
+        assert_eq!(deleted(), 3);
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(deleted(), 5);
+    };
+    beating(&api, &[("pod-z", &healthy)], story).await;
+}
+
 /// C-7.3: all three at once are the fence, and not before 40 s.
 #[tokio::test(start_paused = true)]
 async fn a_deleted_unready_silent_pod_is_out_after_40_s() {
