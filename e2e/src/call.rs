@@ -143,6 +143,16 @@ impl Gateway {
         }
     }
 
+    /// The certificate that a new connection is shown, DER.
+    pub async fn certificate(&self) -> Result<Vec<u8>> {
+        let stream = self.connect(Version::Http1).await?;
+        let (_, session) = stream.get_ref();
+        let chain = session
+            .peer_certificates()
+            .context("a server has a certificate")?;
+        Ok(chain.first().context("a chain has a leaf")?.to_vec())
+    }
+
     /// A TLS connection whose certificate was checked.
     pub async fn connect(&self, version: Version) -> Result<tokio_rustls::client::TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();

@@ -5,7 +5,6 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kruntimes_e2e::{
-    call::Version,
     cluster::{Cluster, eventually},
     load::Callers,
     stack::{Choices, Stack},
@@ -41,7 +40,7 @@ async fn a_certificate_is_swapped_under_load() -> Result<()> {
         Callers::start(world, fresh, every, true),
         Callers::start(world, kept, every, false),
     ];
-    let before = leaf(&stack).await?;
+    let before = stack.world.gateway.certificate().await?;
 
     // Half a pair: the certificate is new, the key is not.
     let half = stack.renewed_certificate()?;
@@ -51,11 +50,14 @@ async fn a_certificate_is_swapped_under_load() -> Result<()> {
         Ok(told.then_some(()))
     })
     .await?;
-    ensure!(leaf(&stack).await? == before, "a broken pair was taken");
+    ensure!(
+        stack.world.gateway.certificate().await? == before,
+        "a broken pair was taken"
+    );
 
     put(&stack.tls_folder().join("tls.key"), half.key.as_bytes())?;
     let swapped = tokio::time::timeout(Duration::from_secs(10), async {
-        while leaf(&stack).await? == before {
+        while stack.world.gateway.certificate().await? == before {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         anyhow::Ok(())
@@ -74,16 +76,6 @@ async fn a_certificate_is_swapped_under_load() -> Result<()> {
         ensure!(tally.calls > 50, "only {} calls were made", tally.calls);
     }
     Ok(())
-}
-
-/// What new connections are shown.
-async fn leaf(stack: &Stack) -> Result<Vec<u8>> {
-    let stream = stack.world.gateway.connect(Version::Http1).await?;
-    let (_, session) = stream.get_ref();
-    let chain = session
-        .peer_certificates()
-        .context("a server has a certificate")?;
-    Ok(chain.first().context("a chain has a leaf")?.to_vec())
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -56,13 +56,12 @@ async fn main() -> Result<()> {
     let failed: usize = rounds.iter().map(|round| round.failed).sum();
     let (p50, p50_low, p50_high) = spread(&rounds, |round| round.percentile(0.5));
     let (p99, p99_low, p99_high) = spread(&rounds, |round| round.percentile(0.99));
-    let (_, slowest, _) = spread(&rounds, |round| round.micros.len() as u64);
     println!(
         "RESULT p50_us={p50} p99_us={p99} requests_per_second={:.1} failed={failed} \
          p50_us_min={p50_low} p50_us_max={p50_high} p99_us_min={p99_low} p99_us_max={p99_high}",
         rounds.iter().map(Figures::rate).fold(f64::INFINITY, f64::min),
     );
-    ensure!(failed == 0 && slowest > 0, "{failed} calls failed");
+    ensure!(failed == 0, "{failed} calls failed");
     Ok(())
 }
 
