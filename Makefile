@@ -52,7 +52,7 @@ up: ## starts a one-node cluster; `dev/in kubectl …` talks to it
 down: ## ends the clusters of this clone
 	@dev/down all
 
-e2e: ## end-to-end tests on the cluster; T=cluster_invoke runs one file [T=file::test one test]
+e2e: ## end-to-end tests on the cluster; T=cluster runs one target [T=cluster::path:: a part of it]
 	@dev/test e2e $(T)
 
 load: ## k6 load against functions like the demo's; SCENARIO=smoke|burst|steady [JOB=1 in a Pod]

@@ -1,8 +1,8 @@
 //! What end-to-end tests share.
 //!
-//! Tests named `api_*` run on a real API server without nodes: every process of
-//! the path runs on loopback, and [`kubelet`] stands in for the kubelet. Tests
-//! named `cluster_*` run on a real cluster, inside its network. Both look through
+//! Tests in `tests/api` run on a real API server without nodes: every process of
+//! the path runs on loopback, and [`kubelet`] stands in for the kubelet. Those in
+//! `tests/cluster` and `tests/cluster_install.rs` run on a real cluster, inside its network. Both look through
 //! one [`world::World`], so that [`suite`] can ask both the same questions.
 //!
 //! A missing cluster is an error with a remedy, never a skip.

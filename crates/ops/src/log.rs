@@ -3,7 +3,7 @@
 use std::io;
 
 use thiserror::Error;
-use tracing::Dispatch;
+use tracing::{Dispatch, Event, Metadata, Subscriber, span, subscriber::Interest};
 use tracing_subscriber::{
     EnvFilter,
     fmt::{self, MakeWriter},
@@ -58,6 +58,34 @@ where
     })
 }
 
+/// For tests whose dispatcher listens on one thread only: lets no event be judged by the thread that happens to
+/// meet it first. With a single dispatcher `tracing` asks the current thread's one, and remembers for the whole
+/// process that nobody listens. Call it before anything is logged; again does nothing.
+pub fn listen_by_thread() {
+    // Fails when there is a global subscriber, which undoes the same mistake.
+    let _ = tracing::subscriber::set_global_default(Undecided);
+}
+
+/// Hears nothing, but rules nothing out for others either.
+struct Undecided;
+
+impl Subscriber for Undecided {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        false
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
 fn filter(text: &str) -> Result<EnvFilter, Error> {
     EnvFilter::builder().parse(text).map_err(|source| Error::Filter {
         filter: text.to_owned(),
@@ -88,6 +116,34 @@ mod tests {
         for text in ["info", "warn,kruntimes_gateway=debug", "off"] {
             assert!(filter(text).is_ok(), "{text}");
         }
+    }
+
+    /// The thread that meets an event first has no ears; the one that has still hears it.
+    #[test]
+    fn a_deaf_thread_deafens_nobody() {
+        fn say() {
+            tracing::error!("heard");
+        }
+        struct Ears(std::sync::mpsc::Sender<()>);
+        impl io::Write for Ears {
+            fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+                let _ = self.0.send(());
+                Ok(line.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        listen_by_thread();
+        let (said, heard) = std::sync::mpsc::channel();
+        let dispatch = Dispatch::new(
+            tracing_subscriber::registry().with(fmt::layer().with_writer(move || Ears(said.clone()))),
+        );
+        tracing::dispatcher::with_default(&dispatch, || {
+            std::thread::spawn(say).join().expect("says it to nobody");
+            say();
+        });
+        assert_eq!(heard.try_iter().count(), 1);
     }
 
     #[test]

@@ -22,6 +22,7 @@ struct Lines(Arc<Mutex<Vec<u8>>>);
 impl Logs {
     /// Everything from now on that these flags let through.
     pub(crate) fn capture(flags: &OpsArgs) -> Self {
+        log::listen_by_thread();
         let lines = Lines::default();
         let guard = log::dispatch(flags, lines.clone())
             .expect("a filter")

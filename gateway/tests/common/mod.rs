@@ -53,6 +53,7 @@ impl World {
 
     /// With further flags, and changes of the configuration that no flag makes.
     pub(crate) async fn with(flags: &[&str], change: impl FnOnce(&mut Config)) -> Self {
+        kruntimes_ops::log::listen_by_thread();
         let _ = rustls::crypto::ring::default_provider().install_default();
         let pki = Pki::new();
         let api = Api::start().await;

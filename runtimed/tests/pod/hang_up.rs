@@ -75,6 +75,7 @@ impl tracing::Subscriber for Errors {
 /// Scenario 40 with `onCallerGone: Cancel`: no error to anybody.
 #[tokio::test]
 async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
+    kruntimes_ops::log::listen_by_thread();
     let errors = Errors::default();
     let _subscriber = tracing::subscriber::set_default(errors.clone());
     let (pod, run) = hung_up(false).await;
