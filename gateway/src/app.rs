@@ -13,6 +13,7 @@ use kruntimes_ops::{
     log,
     metrics::Metrics as Registered,
     readiness::{Guard, Readiness},
+    threads,
     tls_files::{self, TlsFiles},
 };
 use kruntimes_peer::{AddressRule, Dialer, RotatingIdentity, identity::certified_key};
@@ -56,39 +57,35 @@ pub struct Running {
 /// # Errors
 /// When something is missing that will not come by itself; the text says what to do.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    log::init(&args.log())?;
+    let _flush = log::init(&args.log())?;
     let config = args.check()?;
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.args.threads)
-        .enable_all()
-        .build()?
-        .block_on(async {
-            let kube = kube::Config::infer()
-                .await
-                .context("no Kubernetes configuration: run in a Pod, or set KUBECONFIG")?;
-            let mut signals = Signals::new()?;
-            let running = tokio::select! {
-                running = start(config, kube) => running?,
-                signal = signals.next() => {
-                    tracing::info!(signal, "stopped while starting");
-                    return Ok(ExitCode::SUCCESS);
-                }
-            };
-            let signal = signals.next().await;
-            tracing::info!(signal, "stopping");
-            let outcome = tokio::select! {
-                outcome = running.stop(signal) => outcome,
-                signal = signals.next() => {
-                    tracing::warn!(signal, "stopping at once");
-                    return Ok(ExitCode::FAILURE);
-                }
-            };
-            Ok(if outcome.is_clean() {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            })
+    threads::runtime(config.args.threads)?.block_on(async {
+        let kube = kube::Config::infer()
+            .await
+            .context("no Kubernetes configuration: run in a Pod, or set KUBECONFIG")?;
+        let mut signals = Signals::new()?;
+        let running = tokio::select! {
+            running = start(config, kube) => running?,
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped while starting");
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        let signal = signals.next().await;
+        tracing::info!(signal, "stopping");
+        let outcome = tokio::select! {
+            outcome = running.stop(signal) => outcome,
+            signal = signals.next() => {
+                tracing::warn!(signal, "stopping at once");
+                return Ok(ExitCode::FAILURE);
+            }
+        };
+        Ok(if outcome.is_clean() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         })
+    })
 }
 
 /// Starts everything and returns once HTTPS is served. Readiness comes later: it waits for certificates and
@@ -190,7 +187,7 @@ fn dialer(args: &Args, files: TlsFiles<Arc<CertifiedKey>>) -> Dialer {
     } else {
         AddressRule::PodsOnly
     };
-    Dialer::new(Arc::new(identity), rule, channels::DIAL_TIMEOUT).with_endpoint(channels::endpoint)
+    Dialer::new(Arc::new(identity), rule, channels::DIAL_TIMEOUT)
 }
 
 /// With each new certificate of the hop new connections.

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 
 use clap::Parser;
 use kruntimes_authz::Caps;
-use kruntimes_ops::args::{OpsArgs, parse_duration};
+use kruntimes_ops::{
+    args::{OpsArgs, parse_duration},
+    threads,
+};
 use kruntimes_proto::limits;
 
 use crate::{
@@ -81,8 +84,8 @@ pub struct Args {
     #[arg(long, env = "KRUNTIMES_SHUTDOWN_DELAY", default_value = "5s", value_parser = parse_duration)]
     pub shutdown_delay: Duration,
 
-    /// Threads that serve; no more than the Pod has CPUs.
-    #[arg(long, env = "KRUNTIMES_THREADS", default_value_t = 2)]
+    /// Threads that serve; no more than the Pod has CPUs. One costs least per call.
+    #[arg(long, env = "KRUNTIMES_THREADS", default_value_t = 1, value_parser = threads::parse)]
     pub threads: usize,
 
     #[command(flatten)]
@@ -191,7 +194,6 @@ impl Args {
             self.max_in_flight_per_namespace > 0,
             "--max-in-flight-per-namespace is 0: no call would ever be let in"
         );
-        anyhow::ensure!(self.threads > 0, "--threads is 0; give at least 1");
         let names: BTreeSet<&str> = self
             .namespaces
             .iter()

@@ -3,7 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use kruntimes_ops::args::{OpsArgs, parse_duration};
+use kruntimes_ops::{
+    args::{OpsArgs, parse_duration},
+    threads,
+};
 use kruntimes_proto::limits;
 
 use crate::{adapter::Language, listen::ListenAddress, worker::exec::ExecArgs};
@@ -80,6 +83,10 @@ pub struct ServerArgs {
     /// The Bash interpreter: a path, or a name to look up in PATH.
     #[arg(long, env = "KRUNTIMES_BASH", default_value = "bash", value_name = "PATH")]
     pub bash: PathBuf,
+
+    /// Threads that serve, apart from the functions' own processes. One costs least per call.
+    #[arg(long, env = "KRUNTIMES_THREADS", default_value_t = 1, value_parser = threads::parse)]
+    pub threads: usize,
 
     /// Where private files of the server and its functions go; created below the
     /// system's temporary directory when not given.

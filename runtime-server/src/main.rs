@@ -19,8 +19,8 @@ fn main() -> ExitCode {
 
 fn serve(args: Args) -> ExitCode {
     let run = || -> anyhow::Result<()> {
-        kruntimes_ops::log::init(&args.server.ops)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let _flush = kruntimes_ops::log::init(&args.server.ops)?;
+        let runtime = kruntimes_ops::threads::runtime(args.server.threads)?;
         runtime.block_on(app::run(args.server))
     };
     match run() {

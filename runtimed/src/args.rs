@@ -7,13 +7,13 @@ use std::{
 
 use clap::{Parser, ValueEnum};
 use kruntimes_api::{keys::PodUid, run::Owner};
-use kruntimes_ops::args::OpsArgs;
+use kruntimes_ops::{args::OpsArgs, threads};
 use kruntimes_peer::PeerKey;
 
 use crate::{
     admission::{Vector, parse_capacity},
     lifecycle::facts::Me,
-    runtime_server::ServerAddress,
+    server_channel::ServerAddress,
 };
 
 /// The daemon that owns the Runs of one Pod.
@@ -75,6 +75,10 @@ pub struct Args {
     /// What the Pod can hold, for example runs=2,memory=1Gi.
     #[arg(long, env = "KRUNTIMES_CAPACITY", default_value = "", value_parser = capacity, value_name = "NAME=QUANTITY,…")]
     pub capacity: Capacity,
+
+    /// Threads that serve. One costs least per call, and is seldom the one that limits.
+    #[arg(long, env = "KRUNTIMES_THREADS", default_value_t = 1, value_parser = threads::parse)]
+    pub threads: usize,
 
     /// Whether the gateway forwards the caller's token, to be reviewed here again.
     #[arg(
@@ -169,6 +173,7 @@ mod tests {
             ("--capacity", "runs", "NAME=QUANTITY"),
             ("--pod-uid", "", "fieldRef"),
             ("--advertise-address", "here", "--advertise-address"),
+            ("--threads", "0", "1 to 256"),
         ] {
             let mut args: Vec<_> = GOOD.iter().copied().filter(|it| *it != flag).collect();
             args.extend([flag, value]);

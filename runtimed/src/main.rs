@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use kruntimes_ops::{drain::Drain, log};
+use kruntimes_ops::{drain::Drain, log, threads};
 use kruntimes_runtimed::{
     app::{App, Outside},
     args::Args,
@@ -13,11 +13,15 @@ fn main() -> ExitCode {
     // Fails only when a provider is there already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let args = Args::parse();
-    if let Err(error) = log::init(&args.ops) {
-        eprintln!("{error}");
-        return ExitCode::from(2);
-    }
-    match run(args) {
+    let _flush = match log::init(&args.ops) {
+        Ok(flush) => flush,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    let run = || threads::runtime(args.threads)?.block_on(run(args));
+    match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -27,7 +31,6 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main]
 async fn run(args: Args) -> anyhow::Result<bool> {
     let drain = Drain::new();
     drain.stop_on_signals()?;

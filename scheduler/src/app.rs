@@ -19,7 +19,7 @@ use crate::{
 /// # Errors
 /// When it cannot start: a flag, the Kubernetes configuration, the admin port.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    log::init(&args.ops)?;
+    let _flush = log::init(&args.ops)?;
     let mut registry = Registry::new();
     let metrics = Metrics::register(&mut registry);
     let readiness = Readiness::new();

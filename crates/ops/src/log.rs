@@ -3,7 +3,7 @@
 use std::io;
 
 use thiserror::Error;
-use tracing::{Dispatch, Event, Metadata, Subscriber, span, subscriber::Interest};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span, subscriber::Interest};
 use tracing_subscriber::{
     EnvFilter,
     fmt::{self, MakeWriter},
@@ -11,7 +11,10 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::args::{LogFormat, OpsArgs};
+use crate::{
+    args::{LogFormat, OpsArgs},
+    lines::Lines,
+};
 
 /// Why logging could not be set up.
 #[derive(Debug, Error)]
@@ -27,17 +30,86 @@ pub enum Error {
     /// A subscriber exists already in this process.
     #[error("logging is already set up in this process")]
     Twice,
+    /// The system has no room for the thread that writes.
+    #[error("the thread that writes log lines cannot be started: {0}")]
+    NoThread(io::Error),
 }
 
-/// Sends this process's events to standard error and its panics through the same channel.
+/// Everything logged so far is written when this drops; what is logged later is written as it comes.
+#[derive(Debug)]
+#[must_use = "lines that wait are lost when the process ends without it"]
+pub struct Flush(Lines);
+
+/// Sends this process's events to standard error and its panics through the same channel. Nobody waits for
+/// whoever reads them, warnings and errors are written at once, and others within milliseconds.
 ///
 /// # Errors
 /// When the filter does not parse, or when called twice.
-pub fn init(args: &OpsArgs) -> Result<(), Error> {
+pub fn init(args: &OpsArgs) -> Result<Flush, Error> {
     // Standard output is not ours: audit lines and `--help` live there.
-    dispatch(args, io::stderr)?.try_init().map_err(|_| Error::Twice)?;
+    let lines = Lines::start("log", io::stderr(), confession(args.log_format)).map_err(Error::NoThread)?;
+    dispatch(args, Writer(lines.clone()))?
+        .try_init()
+        .map_err(|_| Error::Twice)?;
     log_panics();
-    Ok(())
+    Ok(Flush(lines))
+}
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
+}
+
+/// What is said after lines were lost.
+fn confession(format: LogFormat) -> fn(u64) -> Vec<u8> {
+    match format {
+        LogFormat::Json => |lost| {
+            format!("{{\"level\":\"WARN\",\"message\":\"log lines were lost: nobody took them in time\",\"lines\":{lost}}}\n")
+                .into_bytes()
+        },
+        LogFormat::Plain => {
+            |lost| format!("WARN {lost} log lines were lost: nobody took them in time\n").into_bytes()
+        }
+    }
+}
+
+/// Hands each line over.
+struct Writer(Lines);
+
+/// One line on its way; the formatter writes it whole.
+struct Line<'a> {
+    lines: &'a Lines,
+    urgent: bool,
+}
+
+impl<'a> MakeWriter<'a> for Writer {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Line {
+            lines: &self.0,
+            urgent: true,
+        }
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Self::Writer {
+        Line {
+            lines: &self.0,
+            urgent: *event.level() <= Level::WARN,
+        }
+    }
+}
+
+impl io::Write for Line<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.lines.push(line, self.urgent);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What [`init`] installs, with another place to write to.

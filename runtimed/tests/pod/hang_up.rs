@@ -83,7 +83,7 @@ async fn a_caller_that_hangs_up_frees_the_slot_and_is_written_down() {
     assert_eq!(errors.0.load(Ordering::SeqCst), 0);
     tracing::error!("the counter counts");
     assert_eq!(errors.0.load(Ordering::SeqCst), 1);
-    let line = pod.audit.all().remove(0);
+    let line = pod.audit.first().await;
     assert_eq!(
         (line["outcome"].as_str(), line["code"].as_str()),
         (Some("CallerGone"), Some("Cancelled"))
@@ -106,7 +106,7 @@ async fn a_call_that_finishes_without_its_caller_keeps_the_slot_until_then() {
     }
     let outputs = pod.server.outputs_file(run.metadata.uid.as_deref().unwrap());
     std::fs::write(outputs, "late=1").unwrap();
-    assert_eq!(pod.audit.all()[0]["outcome"], "CallerGone");
+    assert_eq!(pod.audit.first().await["outcome"], "CallerGone");
     pod.server.go();
     until_free(&pod, &run).await;
     assert!(pod.invoke(&run, "3").await.unwrap().outputs.is_empty());

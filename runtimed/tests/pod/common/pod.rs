@@ -10,7 +10,7 @@ use std::{
 use clap::Parser as _;
 use kruntimes_api::{Run, fixtures};
 use kruntimes_ops::drain::{Cause, Drain};
-use kruntimes_peer::{AddressRule, Dialer, RotatingIdentity, identity::certified_key};
+use kruntimes_peer::{AddressRule, Dialer, RotatingIdentity, UnaryChannel, identity::certified_key};
 use kruntimes_proto::{
     executor::{
         FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse,
@@ -27,7 +27,7 @@ use kruntimes_runtimed::{
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use serde_json::Value;
 use tempfile::TempDir;
-use tonic::{Request, Response, Status, transport::Channel};
+use tonic::{Request, Response, Status};
 
 use super::{FakeServer, Kubernetes};
 
@@ -46,6 +46,16 @@ pub(crate) struct Pod {
 pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
+    /// The first line; they are written a little after the call.
+    pub(crate) async fn first(&self) -> Value {
+        loop {
+            if let Some(line) = self.all().into_iter().next() {
+                return line;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     pub(crate) fn all(&self) -> Vec<Value> {
         let bytes = self.0.lock().expect("not poisoned").clone();
         let text = String::from_utf8(bytes).expect("UTF-8");
@@ -129,7 +139,7 @@ impl Pod {
     }
 
     /// A connection as the gateway makes it.
-    pub(crate) async fn dial(&self) -> Channel {
+    pub(crate) async fn dial(&self) -> UnaryChannel {
         dial(&self.gateway, self.app.hop, &self.app.owner.peer_key).await
     }
 
@@ -186,7 +196,7 @@ pub(crate) async fn dial(
     gateway: &Arc<rustls::sign::CertifiedKey>,
     hop: SocketAddr,
     peer_key: &str,
-) -> Channel {
+) -> UnaryChannel {
     let identity = Arc::new(RotatingIdentity::fixed(Arc::clone(gateway)));
     let dialer = Dialer::new(
         identity,
@@ -234,7 +244,7 @@ fn uid(run: &Run) -> String {
 }
 
 pub(crate) async fn call(
-    channel: Channel,
+    channel: UnaryChannel,
     request: Request<InvokeFunctionRequest>,
 ) -> Result<Response<InvokeFunctionResponse>, Failure> {
     let limit = 2 * kruntimes_proto::limits::MESSAGE_BYTES;
