@@ -5,9 +5,10 @@
 
 use bytes::Bytes;
 use kruntimes_proto::ids::InvocationId;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
+    admit::{Admission, Admitted},
     error::InvokeError,
     explain,
     hop::Ask,
@@ -20,13 +21,17 @@ use crate::{
 /// What ending somebody's call needs (C-3.10).
 pub const UPDATE: &str = "update";
 
-/// How many questions may be with owners at once; each waits some seconds at most.
+/// How many questions of one kind may be with owners at once; each waits some seconds at most.
 const AT_ONCE: usize = 64;
+/// How many of them about one namespace: its owners may be slow, and others have a right to theirs.
+const PER_NAMESPACE: usize = 16;
 
 /// What questions need besides the parts that calls use.
 #[derive(Debug)]
 pub struct Questions {
-    turns: Semaphore,
+    /// A room of their own: whoever wants a call to end does not wait for those who want to know.
+    cancels: Admission,
+    explains: Admission,
     age: RouteAge,
 }
 
@@ -37,16 +42,16 @@ impl Questions {
     #[must_use]
     pub fn new(age: RouteAge) -> Self {
         Self {
-            turns: Semaphore::new(AT_ONCE),
+            cancels: Admission::new(AT_ONCE, PER_NAMESPACE),
+            explains: Admission::new(AT_ONCE, PER_NAMESPACE),
             age,
         }
     }
+}
 
-    fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, InvokeError> {
-        self.turns
-            .try_acquire()
-            .map_err(|_| InvokeError::Overloaded("questions to owners"))
-    }
+fn turn(room: &Admission, namespace: &str) -> Result<Admitted, InvokeError> {
+    room.admit(namespace)
+        .map_err(|_| InvokeError::Overloaded("questions to owners"))
 }
 
 impl Default for Questions {
@@ -69,7 +74,7 @@ impl<R: Routes, A: Authorize, H: Ask> Invoke<R, A, H> {
     ) -> Result<(), InvokeError> {
         let entry = self.permitted(subject, UPDATE, timing).await?;
         let route = entry.route.as_ref().ok_or(InvokeError::NoSuchInvocation)?;
-        let _turn = self.questions.turn()?;
+        let _turn = turn(&self.questions.cancels, &entry.key.namespace)?;
         let sent = Instant::now();
         let was_running = self.hop.cancel(subject, route, invocation).await;
         timing.hop = Some(sent.elapsed());
@@ -89,7 +94,7 @@ impl<R: Routes, A: Authorize, H: Ask> Invoke<R, A, H> {
         let entry = self.permitted(subject, GET, timing).await?;
         let said = match &entry.route {
             Some(route) => {
-                let _turn = self.questions.turn()?;
+                let _turn = turn(&self.questions.explains, &entry.key.namespace)?;
                 let sent = Instant::now();
                 let said = self.hop.explain(subject, route).await;
                 timing.hop = Some(sent.elapsed());
@@ -98,5 +103,24 @@ impl<R: Routes, A: Authorize, H: Ask> Invoke<R, A, H> {
             None => None,
         };
         Ok(explain::page(&entry, self.questions.age.get(), said.as_ref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// C-3.10: slow owners of one namespace keep nobody else waiting, and no wish to know keeps a call running.
+    #[test]
+    fn questions_of_one_kind_and_namespace_leave_room_for_others() {
+        let questions = Questions::default();
+        let slow: Vec<_> = (0..PER_NAMESPACE)
+            .map(|_| turn(&questions.explains, "slow").expect("there is room"))
+            .collect();
+        assert!(turn(&questions.explains, "slow").is_err());
+        assert!(turn(&questions.explains, "other").is_ok());
+        assert!(turn(&questions.cancels, "slow").is_ok());
+        drop(slow);
+        assert!(turn(&questions.explains, "slow").is_ok());
     }
 }
