@@ -129,7 +129,7 @@ impl Outside {
             client: Client::try_from(config).context("setting up the Kubernetes client")?,
             callers,
             anonymous,
-            server: RuntimeServer::connect_lazy(&args.server).map_err(anyhow::Error::msg)?,
+            server: RuntimeServer::connect_lazy(&args.server),
             audit: Box::new(io::stdout()),
         })
     }

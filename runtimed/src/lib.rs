@@ -31,6 +31,7 @@ pub mod registration;
 pub mod request;
 pub mod running;
 pub mod runtime_server;
+pub mod server_channel;
 pub mod server_watch;
 pub mod slots;
 pub mod source;

@@ -1,12 +1,12 @@
 //! Client of the Pod-local Runtime Server (C-5), over a Unix socket or the Pod's loopback.
 //!
 //! Everything about the server's statuses ends here: what comes out is an answer, or that there was
-//! none. No keepalive pings are sent: servers in other languages answer them with GOAWAY. Tests give
-//! it a channel to a server in the same process.
+//! none.
 
-use std::{error::Error as StdError, str::FromStr, time::Duration};
+use std::{error::Error as StdError, time::Duration};
 
 use kruntimes_api::keys::RunUid;
+use kruntimes_peer::never_sent;
 use kruntimes_proto::{
     executor::{
         FunctionRegistration, FunctionRegistrationState, FunctionStatusRequest, InvokeFunctionRequest,
@@ -19,14 +19,9 @@ use kruntimes_proto::{
     limits,
 };
 use tokio::time::Instant;
-use tonic::{
-    Code, ConnectError, Request, Status,
-    metadata::AsciiMetadataValue,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Code, ConnectError, Request, Status, metadata::AsciiMetadataValue};
 
-/// Connecting within one Pod takes microseconds, or the server is not there.
-const CONNECT: Duration = Duration::from_secs(2);
+use crate::server_channel::{ServerAddress, ServerChannel};
 
 /// Status and unregistration of what does not run are answered from memory.
 const QUICK: Duration = Duration::from_secs(5);
@@ -38,20 +33,13 @@ const SAME_TIME: Duration = Duration::from_millis(10);
 /// How much longer than its deadline the server gets to answer that the deadline passed.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// A message and some more, so that it needs no update of a window on its way.
-const WINDOW: u32 = 4 * 1024 * 1024;
-
 /// A UID that no Run has, to ask the server whether it knows functions at all.
 const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
-
-/// Where the server listens: `--server`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerAddress(String);
 
 /// The server. Clones share one connection, which is made when needed and again when lost.
 #[derive(Debug, Clone)]
 pub struct RuntimeServer {
-    client: FunctionRuntimeClient<Channel>,
+    client: FunctionRuntimeClient<ServerChannel>,
 }
 
 /// What the server says of a registration.
@@ -114,39 +102,6 @@ pub fn says_gone(reason: Reason) -> bool {
     )
 }
 
-/// How the server is connected to, whatever the way: quickly, with windows for whole messages, and
-/// without pings.
-///
-/// # Errors
-/// When `url` is none.
-pub fn endpoint(url: &str) -> Result<Endpoint, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(url.to_owned())?;
-    Ok(endpoint
-        .connect_timeout(CONNECT)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW))
-}
-
-// === impl ServerAddress ===
-
-impl FromStr for ServerAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let local = |rest: &str| {
-            let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
-            matches!(host, "127.0.0.1" | "localhost" | "[::1]")
-        };
-        let fine = text.strip_prefix("unix:///").is_some_and(|path| !path.is_empty())
-            || text.strip_prefix("http://").is_some_and(local);
-        if fine {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err("write unix:///path/of/socket or http://127.0.0.1:PORT; the server is in this Pod".to_owned())
-        }
-    }
-}
-
 // === impl ServerError ===
 
 impl ServerError {
@@ -171,17 +126,14 @@ impl ServerError {
 
 impl RuntimeServer {
     /// Connects when first used.
-    ///
-    /// # Errors
-    /// When the address is none; the text names the flag.
-    pub fn connect_lazy(address: &ServerAddress) -> Result<Self, String> {
-        let endpoint = endpoint(&address.0).map_err(|error| format!("--server {}: {error}", address.0))?;
-        Ok(Self::over(endpoint.connect_lazy()))
+    #[must_use]
+    pub fn connect_lazy(address: &ServerAddress) -> Self {
+        Self::over(ServerChannel::new(address.clone()))
     }
 
-    /// Over a channel that somebody else made.
+    /// Over that channel.
     #[must_use]
-    pub fn over(channel: Channel) -> Self {
+    pub fn over(channel: ServerChannel) -> Self {
         Self {
             client: FunctionRuntimeClient::new(channel)
                 .max_decoding_message_size(limits::MESSAGE_BYTES)
@@ -386,7 +338,7 @@ fn call_failed(status: &Status, late: bool) -> CallFailed {
 }
 
 fn never_connected(status: &Status) -> bool {
-    causes(status).any(|error| error.is::<ConnectError>())
+    never_sent(status) || causes(status).any(|error| error.is::<ConnectError>())
 }
 
 fn is_timeout(status: &Status) -> bool {
@@ -415,32 +367,11 @@ fn chain(status: &Status) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_server_is_in_this_pod() {
-        for good in [
-            "unix:///run/kruntimes/runtime.sock",
-            "http://127.0.0.1:8080",
-            "http://[::1]:80",
-        ] {
-            assert!(good.parse::<ServerAddress>().is_ok(), "{good}");
-        }
-        for bad in [
-            "",
-            "unix:///",
-            "unix://rel",
-            "http://10.0.0.1:80",
-            "https://127.0.0.1:1",
-            "127.0.0.1:1",
-        ] {
-            assert!(bad.parse::<ServerAddress>().is_err(), "{bad}");
-        }
-    }
-
     #[tokio::test]
     async fn a_server_that_is_not_there_got_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let address = format!("unix://{}", dir.path().join("none.sock").display());
-        let server = RuntimeServer::connect_lazy(&address.parse().unwrap()).unwrap();
+        let server = RuntimeServer::connect_lazy(&address.parse().unwrap());
         let failed = server
             .invoke(
                 InvokeFunctionRequest::default(),

@@ -1,21 +1,19 @@
 //! One connection to the owner of a Run: exactly that key, HTTP/2 over TLS 1.3.
 //!
 //! A channel made here never connects again by itself. A lost connection is an error that says so
-//! ([`never_sent`]), because only the caller knows whether the route has moved (C-3.7).
+//! ([`crate::never_sent`]), because only the caller knows whether the route has moved (C-3.7).
 
 use std::{
-    error::Error as StdError,
     fmt,
     io::{self, Cursor},
     net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use http::Uri;
-use hyper_util::rt::TokioIo;
+use http::uri::Authority;
 use rustls::{
     ClientConfig,
     client::{ResolvesClientCert, Resumption},
@@ -29,9 +27,13 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tonic::transport::{Channel, Endpoint};
 
-use crate::{H2, key::PeerKey, verify::PinnedServer};
+use crate::{
+    H2,
+    key::PeerKey,
+    unary::{Settings, UnaryChannel},
+    verify::PinnedServer,
+};
 
 /// The only port that a gateway dials, unless local owners are allowed (contract 4).
 pub const HOP_PORT: u16 = 9443;
@@ -82,7 +84,7 @@ pub enum DialError {
     Timeout(Duration),
     /// HTTP/2 did not begin.
     #[error("HTTP/2 with the owner: {0}")]
-    Http2(#[source] tonic::transport::Error),
+    Http2(#[source] h2::Error),
 }
 
 /// Makes connections to owners.
@@ -91,26 +93,6 @@ pub struct Dialer {
     identity: Arc<dyn ResolvesClientCert>,
     rule: AddressRule,
     timeout: Duration,
-    endpoint: Arc<dyn Fn(Endpoint) -> Endpoint + Send + Sync>,
-}
-
-/// The connection of this channel is over; the call that met this error was not sent.
-#[derive(Debug, Error)]
-#[error("the connection to the owner is over")]
-pub struct Gone;
-
-/// Whether a call failed before anything of it was sent, because its channel's connection was over.
-/// `false` means: unknown.
-#[must_use]
-pub fn never_sent(status: &tonic::Status) -> bool {
-    let mut next: Option<&(dyn StdError + 'static)> = status.source();
-    while let Some(error) = next {
-        if error.is::<Gone>() {
-            return true;
-        }
-        next = error.source();
-    }
-    false
 }
 
 // === impl AddressRule ===
@@ -154,15 +136,7 @@ impl Dialer {
             identity,
             rule,
             timeout,
-            endpoint: Arc::new(|endpoint| endpoint),
         }
-    }
-
-    /// Sets HTTP/2 windows, pings and the like on each connection.
-    #[must_use]
-    pub fn with_endpoint(mut self, configure: impl Fn(Endpoint) -> Endpoint + Send + Sync + 'static) -> Self {
-        self.endpoint = Arc::new(configure);
-        self
     }
 
     /// Connects to the owner at `address` if it holds exactly the key `pin`.
@@ -172,7 +146,7 @@ impl Dialer {
     ///
     /// # Errors
     /// Nothing of a call was sent, whatever the error.
-    pub async fn dial(&self, address: SocketAddr, pin: &PeerKey) -> Result<Channel, DialError> {
+    pub async fn dial(&self, address: SocketAddr, pin: &PeerKey) -> Result<UnaryChannel, DialError> {
         self.rule.check(address)?;
         if !self.identity.has_certs() {
             return Err(DialError::NoIdentity);
@@ -182,16 +156,11 @@ impl Dialer {
         let stream = timeout_at(deadline, self.connect(address, *pin))
             .await
             .map_err(late)??;
-        let once = Mutex::new(Some(stream));
-        let connector = tower::service_fn(move |_: Uri| {
-            let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
-            std::future::ready(stream.map(TokioIo::new).ok_or(Gone))
-        });
-        // The scheme is that of the messages in this connection; TLS is below and done.
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(DialError::Http2)?;
+        let authority = Authority::try_from(address.to_string())
+            .map_err(|error| DialError::Connect(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
         timeout_at(
             deadline,
-            (self.endpoint)(endpoint).connect_with_connector(connector),
+            UnaryChannel::open(stream, authority, Settings::default()),
         )
         .await
         .map_err(late)?

@@ -14,13 +14,15 @@ pub mod crowd;
 pub mod dial;
 pub mod identity;
 pub mod key;
+pub mod unary;
 pub mod verify;
 
 pub use accept::{Incoming, PeerInfo};
 pub use crowd::Crowd;
-pub use dial::{AddressRule, DialError, Dialer, never_sent};
+pub use dial::{AddressRule, DialError, Dialer};
 pub use identity::RotatingIdentity;
 pub use key::{OwnKey, PeerKey};
+pub use unary::{UnaryChannel, never_sent};
 pub use verify::{GatewayClient, PinnedServer, TrustBundle};
 
 /// The URI in the client certificate of every gateway (contract 4).

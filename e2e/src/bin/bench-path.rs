@@ -19,9 +19,11 @@ const PACE: Pace = Pace {
 const ROUNDS: usize = 5;
 const ECHO: &str = "def handler(event, context):\n    return event\n";
 
-#[tokio::main]
+// One thread: callers that wake each other would take from what they measure.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let world = install::world(&Cluster::node().await?, 3, 10).await?;
+    // One node has one Pod of a Runtime; thirty functions are thirty processes in it.
+    let world = install::world(&Cluster::node().await?, 1, 30).await?;
     let mut functions = Vec::new();
     for index in 0..FUNCTIONS {
         functions.push(world.create(&format!("path-{index}"), world.spec(ECHO)).await?);

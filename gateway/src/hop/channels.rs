@@ -12,10 +12,9 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use kruntimes_peer::Dialer;
+use kruntimes_peer::{Dialer, UnaryChannel};
 use kruntimes_proto::executor::{FunctionStatusRequest, function_runtime_client::FunctionRuntimeClient};
 use tokio::time::{Instant, timeout, timeout_at};
-use tonic::transport::{Channel, Endpoint};
 
 use crate::{hop::HopError, routes::Owner};
 
@@ -30,13 +29,6 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(1);
 pub const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 /// After a failed dial others fail at once for this long, so that they do not queue up for the same end.
 const FAILED: Duration = Duration::from_millis(500);
-/// How often a connection is pinged while calls run on it, and how long it may then be silent.
-const PING: Duration = Duration::from_secs(1);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// A frame and the windows are this large so that a payload of 1 MiB needs few of them (measured: CPU -28 %).
-const FRAME: u32 = 256 * 1024;
-const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
-const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 
 /// All channels of this process.
 #[derive(Debug)]
@@ -71,25 +63,13 @@ struct Failed {
 
 #[derive(Debug)]
 struct Open {
-    channel: Channel,
+    channel: UnaryChannel,
     made: Instant,
     identity: u64,
     in_use: AtomicUsize,
     rested_since: Mutex<Instant>,
     /// A call on it met silence: it is tried before the next one, however short it rested.
     doubted: AtomicBool,
-}
-
-/// Sizes and pings of each connection; for [`Dialer::with_endpoint`].
-#[must_use]
-pub fn endpoint(endpoint: Endpoint) -> Endpoint {
-    endpoint
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(false)
 }
 
 // === impl Channels ===
@@ -185,7 +165,8 @@ impl Channels {
     /// A channel that needs no trying.
     fn fresh(&self, slot: &Arc<Slot>) -> Option<Lease> {
         let open = slot.open.load_full()?;
-        let tired = open.doubted.load(Ordering::Relaxed)
+        let tired = open.channel.is_over()
+            || open.doubted.load(Ordering::Relaxed)
             || self.is_out_of_date(&open)
             || open.has_rested(self.rested);
         (!tired).then(|| Lease::new(slot, &open))
@@ -207,7 +188,7 @@ impl Channels {
 
 /// Whether anything answers on this channel. The question is about no function and carries nothing of a
 /// caller; whatever comes back shows that connection and process live.
-async fn is_alive(channel: Channel) -> bool {
+async fn is_alive(channel: UnaryChannel) -> bool {
     let mut client = FunctionRuntimeClient::new(channel);
     match timeout(
         TRY_TIMEOUT,
@@ -235,7 +216,7 @@ impl Lease {
 
     /// The channel.
     #[must_use]
-    pub fn channel(&self) -> Channel {
+    pub fn channel(&self) -> UnaryChannel {
         self.open.channel.clone()
     }
 
@@ -267,7 +248,7 @@ impl Drop for Lease {
 // === impl Open ===
 
 impl Open {
-    fn new(channel: Channel, identity: u64) -> Self {
+    fn new(channel: UnaryChannel, identity: u64) -> Self {
         Self {
             channel,
             made: Instant::now(),

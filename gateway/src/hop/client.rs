@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::HeaderValue;
-use kruntimes_peer::never_sent;
+use kruntimes_peer::{UnaryChannel, never_sent};
 use kruntimes_proto::{
     executor::{
         FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse,
@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use tonic::{
     Code, Request, Response, Status,
     metadata::{AsciiMetadataValue, MetadataMap},
-    transport::Channel,
 };
 
 use super::{Answer, Ask, Call, Hop, HopError, channels::Channels};
@@ -65,7 +64,7 @@ impl Client {
         &self,
         owner: &Owner,
         deadline: Instant,
-        rpc: impl Fn(Channel, Duration) -> F + Send + Sync,
+        rpc: impl Fn(UnaryChannel, Duration) -> F + Send + Sync,
     ) -> Result<Response<T>, HopError>
     where
         F: Future<Output = Result<Response<T>, Status>> + Send,
@@ -83,7 +82,7 @@ impl Client {
         &self,
         owner: &Owner,
         deadline: Instant,
-        rpc: &(impl Fn(Channel, Duration) -> F + Send + Sync),
+        rpc: &(impl Fn(UnaryChannel, Duration) -> F + Send + Sync),
     ) -> Result<Result<Response<T>, HopError>, NeverSent>
     where
         F: Future<Output = Result<Response<T>, Status>> + Send,

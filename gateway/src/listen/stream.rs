@@ -1,5 +1,6 @@
 //! A caller's stream that notes when bytes arrive, so that a slow head and an idle connection can be told
-//! apart; Pingora's own timers cannot.
+//! apart; Pingora's own timers cannot. And it writes head and body of an answer at once: as one record of TLS, with
+//! one system call, and the caller wakes up once.
 
 use std::{
     io,
@@ -8,17 +9,18 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use bytes::{Buf as _, BytesMut};
 use pingora_core::protocols::{
     ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, IO, Peek, Shutdown, SocketDigest, Ssl, Stream,
     TimingDigest, UniqueID, UniqueIDType, raw_connect::ProxyDigest, tls::SslDigest,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     time::Sleep,
 };
 
@@ -38,7 +40,12 @@ pub struct Noting {
     /// Runs until as many bytes are there as HTTP/2 begins with.
     opening: Option<Pin<Box<Sleep>>>,
     received: usize,
+    /// Written, but not yet flushed.
+    unsent: BytesMut,
 }
+
+/// What is kept until it is flushed: as much as one record of TLS holds.
+const RECORD_BYTES: usize = 16 * 1024;
 
 /// Length of the preface of HTTP/2; no request of HTTP/1.1 is shorter by much.
 const PREFACE_BYTES: usize = 24;
@@ -87,8 +94,21 @@ impl Noting {
             arrivals: Arc::clone(&arrivals),
             opening: Some(Box::pin(tokio::time::sleep(patience))),
             received: 0,
+            unsent: BytesMut::new(),
         };
         (stream, arrivals)
+    }
+
+    /// Hands down what was kept.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.unsent.is_empty() {
+            let sent = ready!(Pin::new(&mut self.inner).poll_write(cx, &self.unsent))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.unsent.advance(sent);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -119,7 +139,14 @@ impl AsyncRead for Noting {
 
 impl AsyncWrite for Noting {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
+        if self.unsent.len() + buf.len() > RECORD_BYTES {
+            ready!(self.poll_send(cx))?;
+            if buf.len() >= RECORD_BYTES {
+                return Pin::new(&mut self.inner).poll_write(cx, buf);
+            }
+        }
+        self.unsent.extend_from_slice(buf);
+        Poll::Ready(Ok(buf.len()))
     }
 
     fn poll_write_vectored(
@@ -127,7 +154,17 @@ impl AsyncWrite for Noting {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+        let length: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if self.unsent.len() + length > RECORD_BYTES {
+            ready!(self.poll_send(cx))?;
+            if length >= RECORD_BYTES {
+                return Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+            }
+        }
+        for buf in bufs {
+            self.unsent.extend_from_slice(buf);
+        }
+        Poll::Ready(Ok(length))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -135,10 +172,12 @@ impl AsyncWrite for Noting {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_send(cx))?;
         Pin::new(&mut self.inner).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_send(cx))?;
         Pin::new(&mut self.inner).poll_shutdown(cx)
     }
 }
@@ -146,7 +185,9 @@ impl AsyncWrite for Noting {
 #[async_trait]
 impl Shutdown for Noting {
     async fn shutdown(&mut self) {
-        self.inner.shutdown().await;
+        // A caller that reads no more is no reason to stay.
+        let _ = self.flush().await;
+        Shutdown::shutdown(&mut *self.inner).await;
     }
 }
 

@@ -185,19 +185,13 @@ pub(crate) fn rotating(identity: RotatingIdentity) -> Dialer {
 }
 
 /// One call; the text is what the owner saw as the caller's address.
-pub(crate) async fn call(channel: &mut tonic::transport::Channel) -> Result<String, Status> {
-    std::future::poll_fn(|cx| channel.poll_ready(cx))
-        .await
-        .map_err(|error| Status::from_error(Box::new(error)))?;
+pub(crate) async fn call(channel: &mut kruntimes_peer::UnaryChannel) -> Result<String, Status> {
     let request = Request::post("http://owner/test.Test/Echo")
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(Body::empty())
         .expect("a request");
-    let response = channel
-        .call(request)
-        .await
-        .map_err(|error| Status::from_error(Box::new(error)))?;
+    let response = channel.call(request).await?;
     let status = Status::from_header_map(response.headers()).expect("a gRPC answer");
     Ok(status.message().to_owned())
 }

@@ -18,7 +18,10 @@ use kruntimes_proto::{
     },
     limits,
 };
-use kruntimes_runtimed::runtime_server::{RuntimeServer, endpoint};
+use kruntimes_runtimed::{
+    runtime_server::RuntimeServer,
+    server_channel::{Io, ServerChannel},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::{Notify, Semaphore, mpsc},
@@ -110,18 +113,15 @@ impl FakeServer {
             .serve_with_incoming(UnboundedReceiverStream::new(accept));
         spawn(async move { serve.await.expect("the fake server serves") });
         let frames = self.clone();
-        let connector = tower::service_fn(move |_: http::Uri| {
+        RuntimeServer::over(ServerChannel::by(move || {
             let (ours, tapped) = tokio::io::duplex(64 * 1024);
             let (onward, theirs) = tokio::io::duplex(64 * 1024);
             spawn(tap(tapped, onward, frames.clone()));
             let dialled = dial
                 .send(Ok(theirs))
                 .map_err(|_| std::io::Error::other("the server is gone"));
-            std::future::ready(dialled.map(|()| hyper_util::rt::TokioIo::new(ours)))
-        });
-        let endpoint = endpoint("http://runtime-server").expect("a URL");
-        let channel = endpoint.connect_with_connector_lazy(connector);
-        RuntimeServer::over(channel)
+            std::future::ready(dialled.map(|()| Box::new(ours) as Box<dyn Io>))
+        }))
     }
 
     /// How the next registrations begin.
