@@ -47,6 +47,9 @@ class Connection(http.client.HTTPSConnection):
             self.request(method, path, body, headers)
             answer = self.getresponse()
             return answer.status, answer.read()
+        except socket.gaierror as error:
+            remedy = "where Pods cannot look names up, set test.gatewayAddress=IP:443 to the Service's address"
+            raise NotYet(f"{method} https://{self.host}{path}: the name is not found ({error}); {remedy}") from error
         except (OSError, http.client.HTTPException) as error:
             raise NotYet(f"{method} https://{self.host}{path}: {error!r}") from error
         finally:
@@ -94,14 +97,17 @@ def call():
     return f"POST {url}: 200 in {took:.0f} ms, certificate of {parts.hostname} verified, the answer is right"
 
 
+last = None
 while True:
     try:
         print(call())
         sys.exit(0)
     except (NotYet, Never) as problem:
-        last = problem
+        before, last = last, problem
     if isinstance(last, Never) or time.monotonic() >= DEADLINE:
         print(f"FAILED: {last}", file=sys.stderr)
         sys.exit(1)
-    print(f"waiting: {last}")
+    # Once for each new reason: a log of the same line says nothing more.
+    if str(last) != str(before):
+        print(f"waiting: {last}")
     time.sleep(2)
