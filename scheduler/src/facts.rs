@@ -88,6 +88,8 @@ pub struct DeploymentFacts {
     pub runtime: Option<String>,
     /// Whether a scaler has taken `spec.replicas` over from us.
     pub scaled_by_others: bool,
+    /// `spec.replicas`.
+    pub wanted: Option<i32>,
     pub replicas: i32,
     pub ready: i32,
     /// Why Pods cannot be made, as the Deployment says.
@@ -245,6 +247,7 @@ impl DeploymentFacts {
                 .find(|it| it.kind == "Runtime")
                 .map(|it| it.name.clone()),
             scaled_by_others: scaled_by_others(meta.managed_fields.as_deref().unwrap_or_default()),
+            wanted: deployment.spec.as_ref().and_then(|it| it.replicas),
             replicas: status.and_then(|it| it.replicas).unwrap_or_default(),
             ready: status.and_then(|it| it.ready_replicas).unwrap_or_default(),
             failure,

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     bind::{Writer, Written},
@@ -17,22 +17,37 @@ use crate::{
 };
 
 const PERIOD: Duration = Duration::from_secs(10);
-/// Marks written at once; the rest follows.
-const BATCH: usize = 50;
+/// How long marks are written in a row; the rest follows.
+const BUDGET: Duration = Duration::from_secs(10);
 
 /// Runs until dropped.
 pub(crate) async fn mark_for_ever(hub: &Hub, writer: &Writer, metrics: &Metrics) {
+    let mut last = None;
     loop {
         sleep(PERIOD).await;
-        mark(hub, writer, metrics, None).await;
+        last = mark(hub, writer, metrics, None, last.as_ref()).await;
     }
 }
 
-/// Brings the marks up to date, of one pool or of all.
-pub(crate) async fn mark(hub: &Hub, writer: &Writer, metrics: &Metrics, pool: Option<&ObjectKey>) {
-    let mismarked = hub.lock().world.mismarked(pool);
-    for (pod, owns) in mismarked.iter().take(BATCH) {
-        let result = writer.mark_pod(pod, *owns).await;
+/// Brings the marks up to date, of one pool or of all, beginning behind `last`, and returns the last one that was
+/// tried: Pods that cannot be marked must not keep the others from it.
+pub(crate) async fn mark(
+    hub: &Hub,
+    writer: &Writer,
+    metrics: &Metrics,
+    pool: Option<&ObjectKey>,
+    last: Option<&ObjectKey>,
+) -> Option<ObjectKey> {
+    let mut mismarked = hub.lock().world.mismarked(pool);
+    let done = last.map_or(0, |last| mismarked.partition_point(|(pod, _)| pod.key <= *last));
+    mismarked.rotate_left(done);
+    let began = Instant::now();
+    let mut tried = None;
+    for (pod, owns) in mismarked {
+        if began.elapsed() >= BUDGET {
+            break;
+        }
+        let result = writer.mark_pod(&pod, owns).await;
         let labels = PoolLabels {
             kind: "Pod",
             result: if result == Written::Done { "done" } else { "failed" },
@@ -41,5 +56,7 @@ pub(crate) async fn mark(hub: &Hub, writer: &Writer, metrics: &Metrics, pool: Op
         if let Written::Refused(error) | Written::Unknown(error) = result {
             tracing::warn!(pod = pod.key.name, error, "cannot mark a Pod that owns Runs");
         }
+        tried = Some(pod.key);
     }
+    tried
 }

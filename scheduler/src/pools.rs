@@ -7,7 +7,10 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use crate::{
     bind::Writer,
@@ -187,11 +190,19 @@ impl<'a> PoolLoop<'a> {
             let rolls = is_deployment && object.rolls(deployment);
             if rolls {
                 let others = self.hub.lock().world.deployments_in(&key.namespace);
-                if let Some(other) = self.rolls.blocked_by(key, &others) {
+                if let Some(other) = self.rolls.blocked_by(key, &others, Instant::now()) {
+                    // How many there are does not wait for what they are.
+                    let number = ours.then(|| pool::replicas(&runtime.spec));
+                    if let Some((live, number)) = deployment.zip(number)
+                        && live.wanted != Some(number)
+                        && let Outcome::Failed(failure) = self.scale(live, number).await
+                    {
+                        return Made::Failed(failure);
+                    }
                     return Made::RollsLater { other };
                 }
                 // The ReplicaSet that shrinks asks the Pods who goes first.
-                owners::mark(self.hub, &self.writer, self.metrics, Some(key)).await;
+                owners::mark(self.hub, &self.writer, self.metrics, Some(key), None).await;
             }
             let live = is_deployment.then(|| deployment.map(|it| it.generation));
             match self.apply(object, live).await {
@@ -208,18 +219,25 @@ impl<'a> PoolLoop<'a> {
 
     async fn apply(&mut self, object: &Object, live: Option<Option<i64>>) -> Outcome {
         let outcome = self.applier.apply(object, live).await;
+        self.counted(object.kind, outcome)
+    }
+
+    async fn scale(&mut self, live: &DeploymentFacts, replicas: i32) -> Outcome {
+        let outcome = self.applier.scale(live, replicas).await;
+        self.counted(pool::Kind::Deployment, outcome)
+    }
+
+    fn counted(&self, kind: pool::Kind, outcome: Outcome) -> Outcome {
         let result = match &outcome {
             Outcome::Known => return outcome,
             Outcome::Applied(_) => "done",
             Outcome::Failed(_) => "failed",
         };
-        self.metrics
-            .pool_writes
-            .get_or_create(&PoolLabels {
-                kind: object.kind.as_str(),
-                result,
-            })
-            .inc();
+        let labels = PoolLabels {
+            kind: kind.as_str(),
+            result,
+        };
+        self.metrics.pool_writes.get_or_create(&labels).inc();
         outcome
     }
 

@@ -120,7 +120,7 @@ fn report(api: &Api, runtime: &str, reason: &str) {
     });
 }
 
-/// C-7.2: pools roll one per namespace at a time, and a Pod that owns Runs goes last.
+/// C-7.2: pools roll one per namespace at a time, and scale at any time; a Pod that owns Runs goes last.
 #[tokio::test(start_paused = true)]
 async fn pools_roll_one_after_the_other_and_owners_go_last() {
     let api = installation();
@@ -149,6 +149,13 @@ async fn pools_roll_one_after_the_other_and_owners_go_last() {
     };
     api.until("the second waits and says so", |api| {
         (reason(api).as_deref() == Some("RollsLater")).then_some(())
+    })
+    .await;
+    // The number of Pods is no matter of a roll.
+    api.edit("runtimes", NS, "bash", |it| it["spec"]["replicas"] = json!(3));
+    api.until("it scales meanwhile", |api| {
+        let deployment = api.get("deployments", NS, "runtime-bash")?;
+        (deployment.pointer("/spec/replicas")? == 3).then_some(())
     })
     .await;
     assert!(!is_changed(&api, "bash"));
@@ -208,6 +215,28 @@ async fn a_stuck_roll_is_not_waited_for() {
     change_template(&api, "bash");
     api.until("it rolls", |api| is_changed(api, "bash").then_some(()))
         .await;
+}
+
+/// C-7.2: a Pod that cannot be marked does not keep the others from it.
+#[tokio::test(start_paused = true)]
+async fn every_owner_is_marked_in_its_turn() {
+    let api = installation();
+    let pods: Vec<_> = ["pod-a", "pod-b", "pod-c"]
+        .into_iter()
+        .map(|pod| (pod, make_pod(&api, pod, 8)))
+        .collect();
+    for (pod, uid) in &pods {
+        ready_on(&api, &format!("on-{pod}"), pod, uid);
+    }
+    api.faults(|it| it.stuck = vec!["pod-a", "pod-b"]);
+    let _scheduler = Scheduler::start(&api, "a");
+    let hearts: Vec<_> = pods.iter().map(|(name, uid)| (*name, uid.as_str())).collect();
+    let cost = "/metadata/annotations/controller.kubernetes.io~1pod-deletion-cost";
+    let marked = api.until("the last one is marked", |api| {
+        let pod = api.get("pods", NS, "pod-c")?;
+        (pod.pointer(cost)? == "1000").then_some(())
+    });
+    beating(&api, &hearts, marked).await;
 }
 
 /// C-7.2: a mark goes when the last Run goes, and is not written with every Run.

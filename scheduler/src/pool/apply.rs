@@ -17,10 +17,11 @@ use kube::{
     api::{ApiResource, DynamicObject, Patch, PatchParams},
     core::GroupVersionKind,
 };
+use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    facts::ObjectKey,
+    facts::{DeploymentFacts, ObjectKey},
     lease::Term,
     pool::{Kind, Object, report::Failure},
 };
@@ -76,13 +77,6 @@ impl Applier {
                 .unwrap_or_default()
         };
         let key = ObjectKey::new(text("/metadata/namespace"), text("/metadata/name"));
-        let kind = object.kind.as_str();
-        let failed = |class, detail| {
-            Outcome::Failed(Failure {
-                class: format!("{kind}: {class}"),
-                detail,
-            })
-        };
         let digest = digest(object);
         let id = (object.kind, key.clone());
         if self
@@ -92,34 +86,67 @@ impl Applier {
         {
             return Outcome::Known;
         }
-        if !self.term.holds() {
-            return failed("this process leads no more".to_owned(), String::new());
-        }
-        let resource = object.kind.resource();
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
         let params = PatchParams::apply(MANAGER_SCHEDULER).force();
         let patch = Patch::Apply(&object.value);
-        match timeout(APPLY_TIMEOUT, api.patch(&key.name, &params, &patch)).await {
-            Ok(Ok(stored)) => {
+        match self.send(object.kind, &key, &params, &patch).await {
+            Ok(generation) => {
                 let applied = Applied {
                     digest,
-                    generation: stored.metadata.generation,
+                    generation,
                     at: Instant::now(),
                 };
                 self.last.insert(id, applied);
-                Outcome::Applied(applied.generation)
+                Outcome::Applied(generation)
             }
-            Ok(Err(error)) => {
+            Err(failure) => {
                 self.last.remove(&id);
-                match error {
-                    kube::Error::Api(status) => failed(
-                        format!("{} {}", status.code, status.reason),
-                        status.message.clone(),
-                    ),
-                    other => failed("no answer".to_owned(), other.to_string()),
-                }
+                Outcome::Failed(failure)
             }
-            Err(_) => failed("no answer".to_owned(), format!("within {APPLY_TIMEOUT:?}")),
+        }
+    }
+
+    /// Changes the number of Pods of exactly this Deployment and nothing else.
+    pub(crate) async fn scale(&self, live: &DeploymentFacts, replicas: i32) -> Outcome {
+        let params = PatchParams {
+            field_manager: Some(MANAGER_SCHEDULER.to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = json!({ "metadata": { "uid": live.uid }, "spec": { "replicas": replicas } });
+        let patch = Patch::Merge(&patch);
+        match self.send(Kind::Deployment, &live.key, &params, &patch).await {
+            Ok(generation) => Outcome::Applied(generation),
+            Err(failure) => Outcome::Failed(failure),
+        }
+    }
+
+    /// The generation that the object has then.
+    async fn send(
+        &self,
+        kind: Kind,
+        key: &ObjectKey,
+        params: &PatchParams,
+        patch: &Patch<&Value>,
+    ) -> Result<Option<i64>, Failure> {
+        let failed = |class, detail| Failure {
+            class: format!("{}: {class}", kind.as_str()),
+            detail,
+        };
+        if !self.term.holds() {
+            return Err(failed("this process leads no more".to_owned(), String::new()));
+        }
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &key.namespace, &kind.resource());
+        match timeout(APPLY_TIMEOUT, api.patch(&key.name, params, patch)).await {
+            Ok(Ok(stored)) => Ok(stored.metadata.generation),
+            Ok(Err(kube::Error::Api(status))) => Err(failed(
+                format!("{} {}", status.code, status.reason),
+                status.message.clone(),
+            )),
+            Ok(Err(error)) => Err(failed("no answer".to_owned(), error.to_string())),
+            Err(_) => Err(failed(
+                "no answer".to_owned(),
+                format!("within {APPLY_TIMEOUT:?}"),
+            )),
         }
     }
 }

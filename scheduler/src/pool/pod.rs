@@ -174,20 +174,25 @@ fn runtimed_container(runtime: &Runtime, config: &Config, grace: i64) -> Value {
         format!("--grace-period={}s", (grace - GRACE_MARGIN_SECONDS).max(1)),
     ];
     args.extend(config.extra_args.iter().cloned());
+    let expose = spec.invocation.as_ref().and_then(|it| it.expose_errors);
+    let expose =
+        (expose == Some(true)).then(|| json!({ "name": "KRUNTIMES_EXPOSE_ERRORS", "value": "true" }));
     let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "apiVersion": "v1", "fieldPath": path } } });
     let probe = |path: &str, period: i32| json!({ "httpGet": { "path": path, "port": "admin" }, "periodSeconds": period, "timeoutSeconds": 5 });
+    let mut env = vec![
+        field("KRUNTIMES_NAMESPACE", "metadata.namespace"),
+        field("KRUNTIMES_POD_NAME", "metadata.name"),
+        field("KRUNTIMES_POD_UID", "metadata.uid"),
+        field("KRUNTIMES_POD_IP", "status.podIP"),
+        json!({ "name": "KRUNTIMES_RUNTIME", "value": name(runtime) }),
+    ];
+    env.extend(expose);
     json!({
         "name": CONTAINER_RUNTIMED,
         "image": config.image,
         "imagePullPolicy": config.pull_policy.as_str(),
         "args": args,
-        "env": [
-            field("KRUNTIMES_NAMESPACE", "metadata.namespace"),
-            field("KRUNTIMES_POD_NAME", "metadata.name"),
-            field("KRUNTIMES_POD_UID", "metadata.uid"),
-            field("KRUNTIMES_POD_IP", "status.podIP"),
-            { "name": "KRUNTIMES_RUNTIME", "value": name(runtime) },
-        ],
+        "env": env,
         "ports": [
             { "name": "hop", "containerPort": names::PORT_HOP, "protocol": "TCP" },
             { "name": "admin", "containerPort": names::PORT_ADMIN, "protocol": "TCP" },

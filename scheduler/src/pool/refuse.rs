@@ -137,7 +137,25 @@ pub(super) fn refuse(spec: &RuntimeSpec) -> Result<(), Refusal> {
             ),
         );
     }
+    if let Some((field, user)) = user(spec).filter(|(_, user)| *user != USER) {
+        return refusal(
+            "ReservedUser",
+            format!(
+                "spec.template.spec.{field} is {user} and must be {USER} or absent: runtimed, which is that user, reads and removes what functions write"
+            ),
+        );
+    }
     Ok(())
+}
+
+/// The field that says as which user the first container runs, and which one; `None` when none does.
+fn user(spec: &RuntimeSpec) -> Option<(&'static str, i64)> {
+    let of = |security: Option<&Value>| security?.get("runAsUser")?.as_i64();
+    let container = spec.template.spec.containers.first();
+    let own = container.and_then(|it| of(it.rest.get("securityContext")));
+    let whole = || of(spec.template.spec.rest.get("securityContext"));
+    own.map(|user| ("containers[0].securityContext.runAsUser", user))
+        .or_else(|| whole().map(|user| ("securityContext.runAsUser", user)))
 }
 
 /// Containers of the template, init containers included, and the volumes they mount.

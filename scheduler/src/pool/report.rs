@@ -148,6 +148,7 @@ mod tests {
             generation: 1,
             runtime: Some("python".to_owned()),
             scaled_by_others: false,
+            wanted: Some(2),
             replicas: 2,
             ready,
             failure: None,

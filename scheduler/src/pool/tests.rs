@@ -265,13 +265,30 @@ fn what_a_pool_may_not_have_is_refused_with_field_and_reason() {
             "ReservedGroup",
             "fsGroup",
         ),
+        (
+            with("/template/spec", "securityContext", json!({ "runAsUser": 1000 })),
+            "ReservedUser",
+            "spec.template.spec.securityContext.runAsUser",
+        ),
+        (
+            with(
+                "/template/spec/containers/0",
+                "securityContext",
+                json!({ "runAsUser": 0 }),
+            ),
+            "ReservedUser",
+            "containers[0].securityContext.runAsUser",
+        ),
     ] {
         let refusal = objects(&runtime(spec), &config(), true).unwrap_err();
         assert_eq!(refusal.reason, reason);
         assert!(refusal.message.contains(field), "{}", refusal.message);
     }
-    let harmless = with("/template/spec", "hostNetwork", json!(false));
-    assert!(objects(&runtime(harmless), &config(), true).is_ok());
+    let mut own = with("/template/spec", "securityContext", json!({ "runAsUser": 1000 }));
+    own["template"]["spec"]["containers"][0]["securityContext"] = json!({ "runAsUser": 65532 });
+    for harmless in [with("/template/spec", "hostNetwork", json!(false)), own] {
+        assert!(objects(&runtime(harmless), &config(), true).is_ok());
+    }
 }
 
 /// C-7.2
@@ -340,6 +357,28 @@ fn how_calls_behave_is_said_to_the_server() {
     );
 }
 
+/// C-3.5: runtimed decides for servers that say no more than Unknown.
+#[test]
+fn runtimed_is_told_whether_errors_are_shown() {
+    let told = |invocation: Value| {
+        let mut spec = minimal();
+        spec["invocation"] = invocation;
+        let env = pod(spec)["containers"][1]["env"].clone();
+        let found = env
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|it| it["name"] == "KRUNTIMES_EXPOSE_ERRORS");
+        found.map(|it| it["value"].clone())
+    };
+    assert_eq!(told(json!({ "exposeErrors": true })), Some(json!("true")));
+    assert_eq!(
+        told(json!({ "exposeErrors": false })),
+        None,
+        "no other template than ever"
+    );
+}
+
 /// C-7.2: the optional egress policy.
 #[test]
 fn egress_is_free_unless_the_operator_says() {
@@ -381,6 +420,7 @@ fn a_roll_adds_before_it_takes() {
         generation: 1,
         runtime: Some("python".to_owned()),
         scaled_by_others: false,
+        wanted: Some(1),
         replicas: 1,
         ready: 1,
         failure: None,

@@ -63,6 +63,8 @@ pub(crate) struct Faults {
     pub(crate) lose_answer_once: Vec<&'static str>,
     /// Leases of these holders cannot be renewed: no answer.
     pub(crate) mute_holders: Vec<String>,
+    /// Writes to Pods of these names are not answered.
+    pub(crate) stuck: Vec<&'static str>,
     /// Watches of these end with 410, once each.
     pub(crate) expire_once: Vec<&'static str>,
     /// Lists of these miss every second object, once each.
@@ -406,6 +408,13 @@ async fn write(api: &Api, method: Method, target: Target, applies: bool, body: V
             .to_owned();
         let muted = api.lock().faults.mute_holders.contains(&holder);
         if muted {
+            std::future::pending::<()>().await;
+        }
+    }
+    if target.plural == "pods" {
+        let name = target.name.clone().unwrap_or_default();
+        let stuck = api.lock().faults.stuck.iter().any(|it| *it == name);
+        if stuck {
             std::future::pending::<()>().await;
         }
     }
