@@ -169,8 +169,9 @@ impl Stage {
         Ok(())
     }
 
-    /// Removes a Pod by force.
+    /// Removes a Pod by force, whose heart has beaten until then.
     pub async fn lose(&self, pod: &str) -> Result<()> {
+        self.beat(pod).await?;
         let params = DeleteParams {
             grace_period_seconds: Some(0),
             ..DeleteParams::default()

@@ -102,7 +102,7 @@ fn transition(why: Why) -> Option<(EventType, &'static str)> {
         Why::Lifetime => (EventType::Normal, "Lifetime"),
         Why::Recover(Kind::Recovering) => (EventType::Warning, "Recovering"),
         Why::Recover(Kind::Retrying) => (EventType::Warning, "Retrying"),
-        Why::Recover(Kind::HandedOver) => (EventType::Normal, "Unassigned"),
+        Why::Recover(Kind::HandedOver | Kind::TurnedAway) => (EventType::Normal, "Unassigned"),
         Why::Recover(Kind::Exhausted | Kind::Permanent) => (EventType::Warning, "Failed"),
     })
 }
@@ -131,6 +131,7 @@ mod tests {
             (Why::NeverFits, "NeverFits"),
             (Why::Recover(Kind::Recovering), "Recovering"),
             (Why::Recover(Kind::HandedOver), "Unassigned"),
+            (Why::Recover(Kind::TurnedAway), "Unassigned"),
             (Why::Recover(Kind::Exhausted), "Failed"),
             (Why::Cancelled, "Cancelled"),
         ] {

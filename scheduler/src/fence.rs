@@ -17,6 +17,9 @@ use crate::{facts::Signs, world::HEARTBEAT_FRESH};
 pub const SUSPECT_AFTER: Duration = HEARTBEAT_FRESH;
 /// An owner that has not been heard for this long refuses every call.
 pub const OUT_AFTER: Duration = Duration::from_secs(40);
+/// A Pod whose last heartbeat is no older was still connected to Kubernetes a moment ago, and so was its node:
+/// one missed renewal. What Kubernetes says of a node lags behind by most of a minute.
+pub const RECENT: Duration = Duration::from_secs(15);
 /// What waits for others, such as the kubelet, is looked at this often.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -28,8 +31,19 @@ pub struct Owner {
     pub silence: Duration,
     /// Whether Pod and heartbeat were just read live. What the watch shows is a hint (C-2.3).
     pub confirmed: bool,
-    /// Whether its node reports to Kubernetes, so that a Pod which is gone has really ended.
-    pub node_reachable: bool,
+    /// Who vouches for the end of a Pod that is gone.
+    pub node: Node,
+}
+
+/// The node of a Pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Node {
+    /// It never was on one.
+    Never,
+    /// Kubernetes says that it reports.
+    Reports,
+    /// It does not report, is gone, or is not known.
+    Silent,
 }
 
 /// Whether a Pod of exactly the assigned UID exists.
@@ -64,7 +78,7 @@ pub fn fence(run: &Run, owner: &Owner) -> Option<Fence> {
     }
     let out = owner.silence >= OUT_AFTER;
     match owner.presence {
-        Presence::Gone => (owner.node_reachable || out).then_some(Fence::PodGone),
+        Presence::Gone => (owner.has_ended() || out).then_some(Fence::PodGone),
         Presence::There(signs) => (signs.deleting && !signs.ready && out).then_some(Fence::PodOut),
         Presence::NotSeen => None,
     }
@@ -78,6 +92,15 @@ impl Owner {
         match self.presence {
             Presence::NotSeen | Presence::Gone => true,
             Presence::There(signs) => signs.over || self.silence >= SUSPECT_AFTER,
+        }
+    }
+
+    /// Whether a Pod that is gone has really ended, and has not only lost its object.
+    fn has_ended(&self) -> bool {
+        match self.node {
+            Node::Never => true,
+            Node::Reports => self.silence < RECENT,
+            Node::Silent => false,
         }
     }
 
@@ -118,7 +141,7 @@ pub(crate) mod tests {
             presence,
             silence: Duration::ZERO,
             confirmed: !matches!(presence, Presence::NotSeen),
-            node_reachable: true,
+            node: Node::Reports,
         }
     }
 
@@ -172,14 +195,22 @@ pub(crate) mod tests {
     /// was deleted by force has only lost its object.
     #[test]
     fn a_pod_that_is_gone_from_an_unreachable_node_is_waited_for() {
-        assert_eq!(fence(&run(), &at(Presence::Gone, 0)), Some(Fence::PodGone));
-        let lost = |silence| Owner {
-            node_reachable: false,
-            ..at(Presence::Gone, silence)
+        let lost = |node, silence| {
+            let owner = Owner {
+                node,
+                ..at(Presence::Gone, silence)
+            };
+            (fence(&run(), &owner), owner.look_again())
         };
-        assert_eq!(fence(&run(), &lost(39)), None);
-        assert_eq!(lost(39).look_again(), Duration::from_secs(1));
-        assert_eq!(fence(&run(), &lost(40)), Some(Fence::PodGone));
+        let gone = Some(Fence::PodGone);
+        assert_eq!(lost(Node::Silent, 0).0, None);
+        assert_eq!(lost(Node::Silent, 39), (None, Duration::from_secs(1)));
+        assert_eq!(lost(Node::Silent, 40).0, gone);
+        // Its node has failed, and Kubernetes does not say so yet.
+        assert_eq!(lost(Node::Reports, 14).0, gone);
+        assert_eq!(lost(Node::Reports, 15), (None, Duration::from_secs(25)));
+        assert_eq!(lost(Node::Reports, 40).0, gone);
+        assert_eq!(lost(Node::Never, 39).0, gone);
     }
 
     /// C-2.3, C-7.3: what the watch shows proves nothing.

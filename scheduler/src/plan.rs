@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use kruntimes_api::{
     Run, RunStatus,
     keys::{Attempt, PodUid},
-    retry::parse_duration,
+    retry::{LONGEST_PAUSE, parse_duration},
     run::Phase,
     status::{READY, SCHEDULED, Says},
 };
@@ -302,12 +302,13 @@ fn assigned(run: &Run, pod: &str, uid: &PodUid, attempt: Attempt, now: Timestamp
     status
 }
 
-/// How long until the next attempt may begin.
+/// How long until the next attempt may begin. A time further away than any pause is from a clock that runs
+/// ahead, of a scheduler that led before: it counts as past.
 fn retry_pause(run: &Run, now: Timestamp) -> Option<Duration> {
     let after = run.status.as_ref()?.retry_after.as_ref()?;
     Duration::try_from(after.0.duration_since(now))
         .ok()
-        .filter(|it| !it.is_zero())
+        .filter(|it| !it.is_zero() && *it <= LONGEST_PAUSE)
 }
 
 /// What is left of a function's reservation; `None` without a limit or before its first claim.

@@ -32,8 +32,10 @@ pub enum Kind {
     Recovering,
     /// Back to the queue, after a pause.
     Retrying,
-    /// Back to the queue at once, at no cost: nothing had failed.
+    /// Back to the queue, at no cost: nothing had failed.
     HandedOver,
+    /// The same, after a pause: its Pod would not have it.
+    TurnedAway,
     /// The budget is spent.
     Exhausted,
     /// Another attempt would end alike.
@@ -46,6 +48,8 @@ pub enum Kind {
 pub const POD_GONE: &str = "PodGone";
 /// The reason of a hand-over that costs no attempt.
 const DRAINING: &str = "Draining";
+/// How long a Run that was refused waits at least before it asks again, and at most twice as long.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 /// Reasons that are no accident of one attempt: the server lacks what the Run needs (C-5.7).
 const PERMANENT: [&str; 2] = ["FunctionModeUnsupported", "TaskModeUnsupported"];
 
@@ -137,13 +141,20 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
     }
     if !cost {
         let message = format!("attempt {attempt} on Pod {pod} is over ({reason}); waiting for another Pod");
+        // Who refuses for no cost must not be asked without pause.
+        let turned_away = fence == Fence::Released && reason != DRAINING;
+        let pause = REFUSED_PAUSE.mul_f64(1.0 + jitter);
         status.phase = Some(Phase::Pending);
-        status.retry_after = None;
+        status.retry_after = turned_away.then(|| later(now, pause));
         status.message = Some(message.clone());
         pending(&mut status, "Unassigned", &message, generation, now);
         return Step {
             status,
-            kind: Kind::HandedOver,
+            kind: if turned_away {
+                Kind::TurnedAway
+            } else {
+                Kind::HandedOver
+            },
             reason,
         };
     }
@@ -161,7 +172,7 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
             let message = format!("attempt {attempt} on Pod {pod} failed ({reason}{detail}); trying again");
             status.phase = Some(Phase::Pending);
             status.failed_attempts = Some(failed);
-            status.retry_after = Some(MicroTime(now.checked_add(after).unwrap_or(now)));
+            status.retry_after = Some(later(now, after));
             status.message = Some(kruntimes_api::status::bounded(&message));
             pending(&mut status, "Retrying", &message, generation, now);
             Step {
@@ -183,6 +194,10 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
             }
         }
     }
+}
+
+fn later(now: Timestamp, pause: Duration) -> MicroTime {
+    MicroTime(now.checked_add(pause).unwrap_or(now))
 }
 
 /// Whether a function has been Ready so long that its count of failures begins anew (C-2,

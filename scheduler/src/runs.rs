@@ -16,7 +16,7 @@ use crate::{
     cycle::Ask,
     events::Events,
     facts::{ObjectKey, Signs},
-    fence::{Owner, Presence},
+    fence::{Node, Owner, Presence},
     hub::{Hub, State},
     metrics::{Metrics, WriteLabels},
     plan::{Plan, View, Why, plan},
@@ -51,7 +51,7 @@ pub(crate) struct RunLoop<'a> {
 struct Confirmed {
     uid: PodUid,
     presence: Presence,
-    node_reachable: bool,
+    node: Node,
 }
 
 /// What a look at a Run leads to.
@@ -151,41 +151,38 @@ impl<'a> RunLoop<'a> {
             Ok(live) => live,
             Err(error) => return failed(error),
         };
-        let Some(live) = live else {
-            let node = self
-                .hub
-                .lock()
-                .world
-                .node_of(uid.as_str())
-                .map(|it| it.map(str::to_owned));
-            let node_reachable = match node {
-                // We never saw the Pod, so nothing vouches for its end.
-                None => false,
-                // It never was on a node.
-                Some(None) => true,
-                Some(Some(node)) => self.writer.node_is_reachable(&node).await,
-            };
-            return Some(Confirmed {
-                uid,
-                presence: Presence::Gone,
-                node_reachable,
-            });
-        };
         match self.writer.beat(&key.namespace, pod).await {
+            // Also of a Pod that is gone: deleted by force, it may live on. News here is what the watch is late with.
             Ok(Some(beat)) if beat.holder == uid.as_str() => {
-                let mut state = self.hub.lock();
-                // The watch is late: it lives.
-                if state.world.beat(&beat.key).is_none_or(|known| *known != beat) {
-                    state.world.heard(uid.as_str(), Instant::now());
-                }
+                let now = Instant::now();
+                self.hub
+                    .change(|state, wakes| state.world.apply_beat(beat, now, wakes));
             }
             Ok(_) => {}
             Err(error) => return failed(error),
         }
+        if let Some(live) = live {
+            return Some(Confirmed {
+                uid,
+                presence: Presence::There(Signs::of(&live)),
+                node: Node::Silent,
+            });
+        }
+        let seen_on = {
+            let state = self.hub.lock();
+            state.world.node_of(uid.as_str()).map(|it| it.map(str::to_owned))
+        };
+        let node = match seen_on {
+            // We never saw the Pod, so nothing vouches for its end.
+            None => Node::Silent,
+            Some(None) => Node::Never,
+            Some(Some(node)) if self.writer.node_is_reachable(&node).await => Node::Reports,
+            Some(Some(_)) => Node::Silent,
+        };
         Some(Confirmed {
             uid,
-            presence: Presence::There(Signs::of(&live)),
-            node_reachable: false,
+            presence: Presence::Gone,
+            node,
         })
     }
 
@@ -197,10 +194,15 @@ impl<'a> RunLoop<'a> {
             Plan::ConfirmOwner { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
             Plan::DeletePod { name, uid } => self.delete_pod(key, &run.spec.runtime, &name, &uid).await,
             Plan::Write { status, why } => {
-                if why == Why::Recover(Kind::HandedOver)
-                    && let Some((_, pod)) = run.assignment()
-                {
-                    self.hub.lock().world.pass_over(pod.as_str(), Instant::now());
+                if let Some((_, pod)) = run.assignment() {
+                    let (mut state, now) = (self.hub.lock(), Instant::now());
+                    match (why, run.run_uid()) {
+                        (Why::Recover(Kind::HandedOver), _) => state.world.pass_over(pod.as_str(), now),
+                        (Why::Recover(Kind::TurnedAway), Some(uid)) => {
+                            state.world.turned_away(uid, pod.as_str(), now);
+                        }
+                        _ => {}
+                    }
                 }
                 let result = self.writer.status(run, &status).await;
                 if result == Written::Done {
@@ -374,7 +376,7 @@ fn view<'a>(
                 presence: confirmed.presence,
                 silence,
                 confirmed: true,
-                node_reachable: confirmed.node_reachable,
+                node: confirmed.node,
             };
         }
         let seen = world.pod(&ObjectKey::new(key.namespace.clone(), name));
@@ -385,15 +387,23 @@ fn view<'a>(
             presence,
             silence,
             confirmed: false,
-            node_reachable: false,
+            node: Node::Silent,
         }
     });
     let runtime = ObjectKey::new(key.namespace.clone(), run.spec.runtime.clone());
+    let snapshot = || {
+        let now = Instant::now();
+        let mut snapshot = Snapshot::take(world, &state.assumed, &runtime, now);
+        if let Some(pod) = run.run_uid().and_then(|uid| world.refused_by(uid, now)) {
+            snapshot.avoid(pod);
+        }
+        snapshot
+    };
     View {
         run,
         declared: world.runtime(&runtime).map(|it| pool::capacity(&it.spec)),
         snapshot: if owner.is_none() {
-            Snapshot::take(world, &state.assumed, &runtime, Instant::now())
+            snapshot()
         } else {
             Snapshot::default()
         },
@@ -421,7 +431,7 @@ fn about(why: Why) -> &'static str {
         Why::Healthy => "healthy",
         Why::Recover(Kind::Recovering) => "unroute",
         Why::Recover(Kind::Retrying) => "retry",
-        Why::Recover(Kind::HandedOver) => "hand_over",
+        Why::Recover(Kind::HandedOver | Kind::TurnedAway) => "hand_over",
         Why::Recover(Kind::Exhausted) => "exhaust",
         Why::Recover(Kind::Permanent) => "fail",
         Why::Recover(Kind::Cancelled) => "cancel",

@@ -74,6 +74,16 @@ impl Snapshot {
             .collect();
         Self { pods }
     }
+
+    /// Leaves out this Pod, unless there is no other one.
+    pub fn avoid(&mut self, pod_uid: &str) {
+        let is = |it: &Candidate| it.uid.as_str() == pod_uid;
+        if self.pods.iter().any(|it| it.available && !is(it)) {
+            for pod in self.pods.iter_mut().filter(|it| is(it)) {
+                pod.available = false;
+            }
+        }
+    }
 }
 
 // === impl Candidate ===

@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use kruntimes_api::{Run, Runtime, names};
+use kruntimes_api::{Run, Runtime, keys::RunUid, names};
 use tokio::time::Instant;
 
 pub use self::pods::{Beat, HEARTBEAT_FRESH};
@@ -33,6 +33,8 @@ pub struct World {
     waiting: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
     /// Pods that have just handed a Run back because they drain, by UID.
     draining: HashMap<String, Instant>,
+    /// Pods that have refused a Run of late, by UID of the Run.
+    refused: HashMap<RunUid, (String, Instant)>,
     /// Pods by UID, also those that are gone, for a while.
     lives: HashMap<String, Life>,
     /// When we began to listen; `None` in tests that do not care.

@@ -8,6 +8,7 @@ mod capacity_race;
 mod failover;
 mod lost;
 mod place;
+mod policy;
 mod pools;
 mod recover;
 mod stale;

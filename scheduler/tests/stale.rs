@@ -157,23 +157,49 @@ async fn nothing_is_written_while_nothing_changes() {
     assert!(run(&api, "r7").is_ready());
 }
 
-/// C-6.1, C-7.3: runtimed has no room after all; that is no failure of the Run.
-#[tokio::test]
+/// C-6.1, C-7.3: runtimed has no room after all; that is no failure of the Run, which goes to another Pod.
+#[tokio::test(start_paused = true)]
 async fn a_refused_admission_costs_no_attempt() {
     let api = installation();
-    make_pod(&api, "pod-a", 2);
-    let _scheduler = Scheduler::start(&api, "a");
+    let a = make_pod(&api, "pod-a", 2);
+    let _scheduler = Scheduler::start_with(&api, "a", Timing::default());
     make_run(&api, fixtures::run(NS, "refused"));
     until_assigned(&api, "refused").await;
-    make_pod(&api, "pod-b", 2);
-    release(&api, "refused", "CapacityRefused");
-    let moved = until_run(&api, "refused", |it| it.attempt().is_some_and(|it| it.get() == 2)).await;
-    assert_eq!(
-        pod_of(&moved),
-        Some("pod-b"),
-        "the Pod that refused it is passed over"
-    );
-    assert_eq!(moved.status.and_then(|it| it.failed_attempts), None);
+    let b = make_pod(&api, "pod-b", 2);
+    let story = async {
+        release(&api, "refused", "CapacityRefused");
+        let moved = until_run(&api, "refused", |it| it.attempt().is_some_and(|it| it.get() == 2)).await;
+        assert_eq!(pod_of(&moved), Some("pod-b"), "not the Pod that refused it");
+        assert_eq!(moved.status.and_then(|it| it.failed_attempts), None);
+    };
+    beating(&api, &[("pod-a", &a), ("pod-b", &b)], story).await;
+}
+
+/// C-7.3: what costs no attempt is paced: the only Pod refuses the Run again and again.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_refuses_is_not_asked_without_pause() {
+    let api = installation();
+    let a = make_pod(&api, "pod-a", 2);
+    let _scheduler = Scheduler::start_with(&api, "a", Timing::default());
+    make_run(&api, fixtures::run(NS, "refused"));
+    let refuse = async {
+        loop {
+            until_assigned(&api, "refused").await;
+            release(&api, "refused", "CapacityRefused");
+            until_run(&api, "refused", |it| it.assignment().is_none()).await;
+        }
+    };
+    let story = async {
+        tokio::select! {
+            () = refuse => {}
+            () = sleep(Duration::from_secs(100)) => {}
+        }
+    };
+    beating(&api, &[("pod-a", &a)], story).await;
+    let run = run(&api, "refused");
+    let attempts = run.attempt().map_or(0, |it| it.get());
+    assert!((5..=11).contains(&attempts), "{attempts} in 100 s");
+    assert_eq!(run.status.and_then(|it| it.failed_attempts), None);
 }
 
 /// C-5.7: another Pod of that Runtime has the same server.

@@ -15,6 +15,8 @@ pub const TASK_ATTEMPTS: i32 = 1;
 pub const DEFAULT_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest pause between two attempts, before jitter.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Longest pause between two attempts: what is further away was not written by a clock like ours.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(72);
 /// A function that was Ready for this long begins a new count of failures.
 pub const HEALTHY_AFTER: Duration = Duration::from_secs(600);
 /// The reason no policy tries again.

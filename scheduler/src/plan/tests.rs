@@ -5,6 +5,7 @@ use super::*;
 use crate::{
     facts::Signs,
     fence::{
+        Node,
         Presence::{self, Gone, NotSeen},
         SUSPECT_AFTER,
         tests::{owner, there},
@@ -145,6 +146,23 @@ fn the_next_attempt_waits_out_its_pause() {
     assert!(matches!(plan(due), Plan::Bind { .. }));
 }
 
+/// C-7.3: the scheduler that wrote the time had a clock that ran ahead.
+#[test]
+fn a_pause_that_no_policy_makes_is_not_waited_out() {
+    let after = |second| {
+        fixtures::run("ns", "n")
+            .attempt(1)
+            .with(|it| it.status.as_mut().unwrap().retry_after = Some(MicroTime(at(second))))
+            .build()
+    };
+    let longest = Plan::Later(Duration::from_secs(72));
+    assert_eq!(plan(view(&after(172), NotSeen)), longest);
+    for ahead in [173, 100 + 3600] {
+        let run = after(ahead);
+        assert!(matches!(plan(view(&run, NotSeen)), Plan::Bind { .. }), "{ahead}");
+    }
+}
+
 /// C-2.3
 #[test]
 fn a_pod_that_the_watch_does_not_show_is_read_before_anything_is_taken_away() {
@@ -275,7 +293,7 @@ fn a_pod_gone_from_an_unreachable_node_keeps_its_runs_for_40_s() {
     let mut run = fixtures::run("ns", "n").ready_on("pod-a").build();
     fn lost(run: &Run, seconds: u64) -> View<'_> {
         let mut view = silent(run, Gone, seconds);
-        view.owner.as_mut().unwrap().node_reachable = false;
+        view.owner.as_mut().unwrap().node = Node::Silent;
         view
     }
     let (status, why) = written(plan(lost(&run, 5)));

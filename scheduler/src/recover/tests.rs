@@ -103,10 +103,14 @@ fn a_drained_hand_over_costs_no_attempt_and_a_failure_does() {
     }
 }
 
-/// C-7.3, C-6.1: what never was claimed has not failed, whoever says why it came back.
+/// C-7.3, C-6.1: what never was claimed has not failed, whoever says why it came back; but who refuses is
+/// not asked again at once.
 #[test]
 fn what_comes_back_unclaimed_costs_nothing() {
-    for reason in ["CapacityRefused", "Draining"] {
+    for (reason, kind, pause) in [
+        ("CapacityRefused", Kind::TurnedAway, Some(15)),
+        ("Draining", Kind::HandedOver, None),
+    ] {
         let run = fixtures::run("ns", "n")
             .scheduled_on("pod-a")
             .not_ready(reason)
@@ -115,7 +119,7 @@ fn what_comes_back_unclaimed_costs_nothing() {
         let step = step(&run, Fence::Released, at(1), 0.5);
         assert_eq!(
             (step.kind, step.status.failed_attempts, step.status.retry_after),
-            (Kind::HandedOver, None, None),
+            (kind, None, pause.map(|it| MicroTime(at(1 + it)))),
             "{reason}"
         );
         assert!(step.status.message.unwrap().contains(reason));

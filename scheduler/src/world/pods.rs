@@ -4,6 +4,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use jiff::Timestamp;
+use kruntimes_api::keys::RunUid;
 use tokio::time::Instant;
 
 use super::{Wakes, World, remove};
@@ -35,6 +36,9 @@ const LIFE_KEPT: Duration = Duration::from_secs(120);
 /// A Pod that drains is passed over for this long. Its own readiness takes a moment to say so, and
 /// a Run that went back to it at once would go round and round.
 const DRAINING_PASSED_OVER: Duration = Duration::from_secs(5);
+
+/// A Run goes rather to another Pod than to the one that refused it this recently: longer than it pauses.
+const REFUSAL_KEPT: Duration = Duration::from_secs(60);
 
 // === impl World ===
 
@@ -107,6 +111,19 @@ impl World {
         self.draining
             .get(pod_uid)
             .is_some_and(|since| now.saturating_duration_since(*since) < DRAINING_PASSED_OVER)
+    }
+
+    /// The Pod would not have this Run.
+    pub fn turned_away(&mut self, run: RunUid, pod_uid: &str, now: Instant) {
+        self.refused
+            .retain(|_, (_, since)| now.saturating_duration_since(*since) < REFUSAL_KEPT);
+        self.refused.insert(run, (pod_uid.to_owned(), now));
+    }
+
+    /// The Pod that would not have this Run a short while ago.
+    pub fn refused_by(&self, run: RunUid, now: Instant) -> Option<&str> {
+        let (pod, since) = self.refused.get(&run)?;
+        (now.saturating_duration_since(*since) < REFUSAL_KEPT).then_some(pod)
     }
 
     /// The heartbeat of a Pod, if it is this very Pod's and fresh at `now`.
