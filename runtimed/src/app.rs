@@ -171,7 +171,9 @@ impl App {
         let pod = Arc::new(Pod {
             runs: Api::namespaced(outside.client.clone(), &me.namespace),
             me,
-            server: outside.server,
+            server: outside.server.exposing_errors(args.expose_errors),
+            contact: contact.clone(),
+            silence: ServerSilence::new(),
             functions: OnceLock::new(),
             held: Held::new(),
             admission: Mutex::new(Admission::new(args.capacity.0)),
@@ -191,7 +193,7 @@ impl App {
             held: pod.held.clone(),
             server: pod.server.clone(),
             callers: outside.callers,
-            contact: contact.clone(),
+            contact,
             audit: audit.clone(),
             drain: drain.clone(),
         };
@@ -205,7 +207,6 @@ impl App {
                 pod,
                 drivers,
                 client: outside.client,
-                contact,
                 readiness: readiness.clone(),
                 anonymous: outside.anonymous,
                 refused: Arc::clone(&refused),
@@ -311,7 +312,6 @@ struct Owning {
     pod: Arc<Pod>,
     drivers: Drivers,
     client: Client,
-    contact: Contact,
     readiness: Readiness,
     anonymous: Option<Authorizer>,
     refused: Arc<AtomicBool>,
@@ -326,7 +326,6 @@ fn own_runs(owning: Owning, guards: [Guard; 4]) {
             pod,
             drivers,
             client,
-            contact,
             readiness,
             anonymous,
             refused,
@@ -345,17 +344,16 @@ fn own_runs(owning: Owning, guards: [Guard; 4]) {
         drop(server);
         let modes: &[&str] = if functions { &[MODE_FUNCTION] } else { &[] };
         tracing::info!(?modes, "the Runtime Server supports these modes");
-        let silence = ServerSilence::new();
         drain.spawn_background(
             "runtime server",
-            server_watch::run(pod.server.clone(), silence.clone(), readiness),
+            server_watch::run(pod.server.clone(), pod.silence.clone(), readiness),
         );
         let beat = heartbeat::run(
             client,
             pod.me.clone(),
             modes,
-            contact,
-            silence,
+            pod.contact.clone(),
+            pod.silence.clone(),
             pod.numbers.clone(),
             heartbeat,
         );

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Parser, ValueEnum};
 use kruntimes_api::{keys::PodUid, run::Owner};
 use kruntimes_ops::{args::OpsArgs, threads};
 use kruntimes_peer::PeerKey;
@@ -88,6 +88,10 @@ pub struct Args {
         default_value = "forward"
     )]
     pub caller_credential: CallerCredential,
+
+    /// Whether callers are told what a function raised when a Runtime Server says only Unknown.
+    #[arg(long, env = "KRUNTIMES_EXPOSE_ERRORS", action = ArgAction::Set, default_value_t = false, value_name = "true|false")]
+    pub expose_errors: bool,
 
     #[command(flatten)]
     pub ops: OpsArgs,

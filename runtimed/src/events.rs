@@ -101,7 +101,7 @@ fn transition(action: &Action, before: Told) -> Option<(EventType, &str, &str)> 
             "Recovering",
             "the Runtime Server does not answer for the function",
         ),
-        Action::Release(fault) if fault.reason == "Draining" => (Normal, fault.reason, &fault.message),
+        Action::Release(fault) if fault.is_draining() => (Normal, fault.reason, &fault.message),
         Action::Release(fault) => (Warning, fault.reason, &fault.message),
         Action::Finish(End::Cancelled) => (Normal, "Cancelled", "cancelled on request"),
         Action::Finish(End::Deleted) => (Normal, "Deleting", "deleted"),

@@ -4,10 +4,7 @@
 //! The scheduler may give a Run to another Pod 40 s after it last saw this Lease renewed. So calls are
 //! refused from 30 s after the last renewal that succeeded, counted from before it was sent.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -18,7 +15,10 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{lifecycle::facts::Me, metrics::Numbers, server_watch::ServerSilence};
 
@@ -34,7 +34,8 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// Whether Kubernetes hears us. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Contact {
-    last: Arc<Mutex<Option<Instant>>>,
+    /// When the last renewal that succeeded was sent.
+    last: Arc<watch::Sender<Option<Instant>>>,
 }
 
 // === impl Contact ===
@@ -48,21 +49,32 @@ impl Contact {
 
     /// A renewal that was sent at `sent` has succeeded.
     pub fn heard(&self, sent: Instant) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
+        self.last.send_replace(Some(sent));
     }
 
     /// How long ago the last renewal was; `None` before the first.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Option<Duration> {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.last.borrow();
         last.map(|last| now.saturating_duration_since(last))
     }
 
     /// Whether the last renewal is too long ago.
     #[must_use]
     pub fn is_lost(&self, now: Instant) -> bool {
-        self.silence(now).is_none_or(|silence| silence >= ISOLATED_AFTER)
+        self.silence(now).is_none_or(is_long)
     }
+
+    /// Returns once there is contact.
+    pub async fn found(&self) {
+        let fresh = |last: &Option<Instant>| last.is_some_and(|last| !is_long(last.elapsed()));
+        // The sender lives as long as `self`, so that an error cannot happen.
+        let _ = self.last.subscribe().wait_for(fresh).await;
+    }
+}
+
+fn is_long(silence: Duration) -> bool {
+    silence >= ISOLATED_AFTER
 }
 
 /// Renews for ever, except while the Runtime Server is lost. `ready` drops after the first success.
@@ -88,7 +100,7 @@ pub async fn run(
             if !failing {
                 tracing::warn!(
                     lease = name,
-                    "the heartbeat stops, because the Runtime Server is silent"
+                    "the heartbeat stops, because the Runtime Server is silent or keeps a function that was to end"
                 );
             }
             failing = true;

@@ -49,8 +49,8 @@ pub struct Registered {
     pub id: RegistrationId,
     /// Since when.
     pub since: Instant,
-    /// Where calls leave their outputs, if the function can.
-    pub outputs: Option<OutputsDir>,
+    /// Where calls leave their outputs.
+    pub outputs: OutputsDir,
 }
 
 /// Whether calls may come.
@@ -250,7 +250,9 @@ impl Gate {
         }
     }
 
-    fn is_final(self) -> bool {
+    /// Whether it never opens again.
+    #[must_use]
+    pub fn is_final(self) -> bool {
         matches!(self, Self::Draining | Self::Terminating | Self::Superseded)
     }
 }
@@ -258,9 +260,9 @@ impl Gate {
 // === impl Registered ===
 
 impl Registered {
-    /// Without outputs, from now on.
+    /// From now on.
     #[must_use]
-    pub fn new(id: RegistrationId, outputs: Option<OutputsDir>, now: Instant) -> Arc<Self> {
+    pub fn new(id: RegistrationId, outputs: OutputsDir, now: Instant) -> Arc<Self> {
         Arc::new(Self {
             id,
             since: now,
@@ -281,7 +283,9 @@ mod tests {
     }
 
     fn registered() -> Arc<Registered> {
-        Registered::new(RegistrationId::generate(), None, Instant::now())
+        let root = tempfile::tempdir().unwrap();
+        let outputs = OutputsDir::open(root.path(), ".").unwrap();
+        Registered::new(RegistrationId::generate(), outputs, Instant::now())
     }
 
     #[test]

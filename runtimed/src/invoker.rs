@@ -156,9 +156,11 @@ impl Invoker {
                 "the function is being registered again",
             ));
         }
-        if let Some(outputs) = &registered.outputs {
-            outputs.empty().await.map_err(|error| no_place(&error))?;
-        }
+        registered
+            .outputs
+            .empty()
+            .await
+            .map_err(|error| no_place(&error))?;
         let message = InvokeFunctionRequest {
             registration: Some(FunctionRegistration {
                 run_uid: call.expected.run.to_string(),
@@ -175,10 +177,7 @@ impl Invoker {
         let mut running = Occupied::new(&self.server, &self.drain, entry, &registered, taken, until);
         let answer = running.call(message, time, &trace).await;
         let mut answer = answer.map_err(|failure| lost(entry, failure))?;
-        let left = match &registered.outputs {
-            Some(outputs) => outputs.read().await,
-            None => Ok(Left::Nothing),
-        };
+        let left = registered.outputs.read().await;
         drop(running);
         add_outputs(&mut answer.response, left)?;
         bounds::check_response(&answer.response, registered.id.as_str())?;
@@ -198,6 +197,7 @@ fn add_outputs(response: &mut InvokeFunctionResponse, left: io::Result<Left>) ->
         Ok(Left::Nothing) => return Ok(()),
         Ok(Left::Bytes(bytes)) => outputs::parse(&bytes),
         Ok(Left::Unusable) => Err("it is no regular file that can be read".to_owned()),
+        Ok(Left::Removed) => Err("the call removed the directory of the file".to_owned()),
         Err(error) => Err(format!("it cannot be read: {}", error.kind())),
     };
     file.and_then(|file| outputs::merge(&mut response.outputs, file))

@@ -10,6 +10,8 @@ use kruntimes_ops::drain::Drain;
 use kruntimes_proto::{
     executor::InvokeFunctionRequest,
     failure::{Failure, Reason},
+    ids::InvocationId,
+    limits,
 };
 use tokio::{
     runtime::Handle,
@@ -28,7 +30,7 @@ const OBEYS_WITHIN: Duration = Duration::from_secs(1);
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 /// After its deadline a call that nobody waits for is ended by other means.
 const OVERTIME: Duration = Duration::from_secs(2);
-/// How long other means get.
+/// How long other means get before they are tried again.
 const LAST_MEANS: Duration = Duration::from_secs(10);
 /// Between two looks whether the server still runs a call, at first and at most.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(250));
@@ -97,7 +99,18 @@ impl<'a> Occupied<'a> {
                 Ok(answer)
             }
             Err(failed) => {
+                if let Some(raised) = &failed.hidden {
+                    let id = self.entry.slot.running().map(|it| it.id);
+                    let invocation_id = id.as_ref().map(InvocationId::as_str);
+                    tracing::info!(run = %self.entry.key, invocation_id, raised, "the function raised an error");
+                }
                 self.there = !failed.over;
+                if failed.failure.reason == Reason::Busy {
+                    // Nobody calls but we, and we have the slot: it runs a call that nobody here knows of any
+                    // more, such as one from before a restart. That one ends by its own deadline, if ever.
+                    self.there = true;
+                    self.until = Instant::now() + limits::MAX_TIMEOUT;
+                }
                 Err(self.of_the_server(failed.failure))
             }
         }
@@ -125,6 +138,9 @@ impl<'a> Occupied<'a> {
         );
         if timeout(TOLD_WITHIN, gone).await.is_ok() {
             self.there = false;
+        } else {
+            // Its deadline is of no interest any more.
+            self.until = Instant::now();
         }
         Failure::new(Reason::Cancelled, "the call was cancelled on request")
     }
@@ -147,24 +163,27 @@ impl Drop for Occupied<'_> {
     }
 }
 
-/// Returns when the server runs no call of the registration. From `limit` on the lifecycle is told to
-/// make the registration anew; a little later this returns anyway.
+/// Returns when the server runs no call of the registration. From `limit` on the lifecycle is told, again
+/// and again, to make the registration anew. A call that is known to run is not given up on: the next one
+/// would only meet it. Of a server that says nothing, and behind a gate that is closed for good, it is.
 async fn gone(server: &RuntimeServer, entry: &Entry, registered: &Registered, limit: Instant) {
     let mut pause = LOOKS.0;
-    let mut told = false;
+    let mut next = limit;
     loop {
-        match server.status(entry.key.uid, &registered.id).await {
+        let runs = match server.status(entry.key.uid, &registered.id).await {
             Ok(observed) if observed.in_flight <= 0 => return,
             Err(ServerError::Answered(failure)) if says_gone(failure.reason) => return,
-            Ok(_) | Err(_) => {}
-        }
+            Ok(_) => true,
+            Err(_) => false,
+        };
         let now = Instant::now();
-        if now >= limit && !std::mem::replace(&mut told, true) {
+        if now >= limit + LAST_MEANS && (!runs || entry.gate().is_final()) {
+            return;
+        }
+        if now >= next {
             tracing::warn!(run = %entry.key, "the Runtime Server does not end a call; its registration is made anew");
             entry.stuck.notify_one();
-        }
-        if now >= limit + LAST_MEANS {
-            return;
+            next = now + LAST_MEANS;
         }
         sleep(pause).await;
         pause = (pause * 2).min(LOOKS.1);

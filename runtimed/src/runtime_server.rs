@@ -3,7 +3,11 @@
 //! Everything about the server's statuses ends here: what comes out is an answer, or that there was
 //! none.
 
-use std::{error::Error as StdError, time::Duration};
+use std::{
+    error::Error as StdError,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use kruntimes_api::keys::RunUid;
 use kruntimes_peer::never_sent;
@@ -36,10 +40,16 @@ const SLACK: Duration = Duration::from_millis(500);
 /// A UID that no Run has, to ask the server whether it knows functions at all.
 const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 
+/// What a caller is told instead of what the function raised.
+const RAISED: &str = "the function raised an error";
+
 /// The server. Clones share one connection, which is made when needed and again when lost.
 #[derive(Debug, Clone)]
 pub struct RuntimeServer {
     client: FunctionRuntimeClient<ServerChannel>,
+    /// When it last answered anything.
+    answered: Arc<Mutex<Option<Instant>>>,
+    expose_errors: bool,
 }
 
 /// What the server says of a registration.
@@ -80,6 +90,8 @@ pub struct CallFailed {
     pub failure: Failure,
     /// The server has said so itself, or never got the call: it does not run it any more.
     pub over: bool,
+    /// What the function raised, when the caller is not shown it.
+    pub hidden: Option<String>,
 }
 
 /// A lifecycle call without success.
@@ -122,6 +134,18 @@ impl ServerError {
     }
 }
 
+// === impl CallFailed ===
+
+impl CallFailed {
+    fn new(failure: Failure, over: bool) -> Self {
+        Self {
+            failure,
+            over,
+            hidden: None,
+        }
+    }
+}
+
 // === impl RuntimeServer ===
 
 impl RuntimeServer {
@@ -138,7 +162,23 @@ impl RuntimeServer {
             client: FunctionRuntimeClient::new(channel)
                 .max_decoding_message_size(limits::MESSAGE_BYTES)
                 .max_encoding_message_size(limits::MESSAGE_BYTES),
+            answered: Arc::default(),
+            expose_errors: false,
         }
+    }
+
+    /// Whether callers are shown the text of a bare Unknown: frameworks put there what was raised. Servers
+    /// that send ErrorInfo decide that themselves (C-3.5).
+    #[must_use]
+    pub fn exposing_errors(mut self, expose: bool) -> Self {
+        self.expose_errors = expose;
+        self
+    }
+
+    /// When the server last answered anything, to a call or a question.
+    #[must_use]
+    pub fn last_answer(&self) -> Option<Instant> {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the server has the service for functions (C-5.7).
@@ -171,7 +211,7 @@ impl RuntimeServer {
             let mut client = self.client.clone();
             client.register_function(request).await
         };
-        let response = within(wait, call).await?;
+        let response = self.within(wait, call).await?;
         let id = response
             .registration
             .as_ref()
@@ -199,7 +239,7 @@ impl RuntimeServer {
         });
         request.set_timeout(QUICK);
         let mut client = self.client.clone();
-        let response = within(QUICK, client.function_status(request)).await?;
+        let response = self.within(QUICK, client.function_status(request)).await?;
         Ok(Observed {
             state: response.state(),
             in_flight: response.in_flight,
@@ -232,7 +272,7 @@ impl RuntimeServer {
         let wait = drain.unwrap_or_default() + QUICK;
         request.set_timeout(wait);
         let mut client = self.client.clone();
-        match within(wait, client.unregister_function(request)).await {
+        match self.within(wait, client.unregister_function(request)).await {
             Ok(_) => Ok(()),
             Err(ServerError::Answered(failure)) if says_gone(failure.reason) => Ok(()),
             Err(error) => Err(error),
@@ -266,10 +306,17 @@ impl RuntimeServer {
                 Reason::DeadlineExceeded,
                 "the Runtime Server did not keep the deadline of the call",
             );
-            return Err(CallFailed { failure, over: false });
+            return Err(CallFailed::new(failure, false));
         };
         let late = sent.elapsed() + SAME_TIME >= timeout;
-        let response = answer.map_err(|status| call_failed(&status, late))?;
+        if answer
+            .as_ref()
+            .err()
+            .is_none_or(|status| Failure::from_server_status(status).is_some())
+        {
+            self.heard();
+        }
+        let response = answer.map_err(|status| call_failed(&status, late, self.expose_errors))?;
         let handler_us = response.metadata().get(hop::HANDLER_US);
         let handler_us = handler_us.and_then(|value| value.to_str().ok()?.parse().ok());
         Ok(Answer {
@@ -277,29 +324,44 @@ impl RuntimeServer {
             handler_us,
         })
     }
-}
 
-async fn within<T>(
-    wait: Duration,
-    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, ServerError> {
-    match tokio::time::timeout(wait, call).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        // Also made by the transport, on our side, out of the timeout of the request.
-        Ok(Err(status))
-            if status.code() == Code::DeadlineExceeded && Failure::from_status(&status).is_none() =>
-        {
-            Err(ServerError::Silent(format!("within {wait:?}")))
+    async fn within<T>(
+        &self,
+        wait: Duration,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, ServerError> {
+        let answer = match tokio::time::timeout(wait, call).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            // Also made by the transport, on our side, out of the timeout of the request.
+            Ok(Err(status))
+                if status.code() == Code::DeadlineExceeded && Failure::from_status(&status).is_none() =>
+            {
+                Err(ServerError::Silent(format!("within {wait:?}")))
+            }
+            Ok(Err(status)) => Err(ServerError::of(&status)),
+            Err(_) => Err(ServerError::Silent(format!("within {wait:?}"))),
+        };
+        if !matches!(answer, Err(ServerError::Silent(_))) {
+            self.heard();
         }
-        Ok(Err(status)) => Err(ServerError::of(&status)),
-        Err(_) => Err(ServerError::Silent(format!("within {wait:?}"))),
+        answer
+    }
+
+    fn heard(&self) {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 }
 
 /// What a status of InvokeFunction means; `late`: it came when the time of the call was over.
-fn call_failed(status: &Status, late: bool) -> CallFailed {
+fn call_failed(status: &Status, late: bool, expose_errors: bool) -> CallFailed {
     if let Some(failure) = Failure::from_server_status(status) {
         let made_up = Failure::from_status(status).is_none();
+        if made_up && failure.reason == Reason::HandlerError && !expose_errors {
+            return CallFailed {
+                hidden: Some(failure.detail),
+                ..CallFailed::new(Failure::new(Reason::HandlerError, RAISED), true)
+            };
+        }
         let failure = match failure.reason {
             // The gateway authenticates, not a server: a caller must not be told to log in again.
             Reason::Unauthenticated | Reason::PermissionDenied | Reason::AuthorizationUnavailable => {
@@ -315,11 +377,11 @@ fn call_failed(status: &Status, late: bool) -> CallFailed {
             }
             _ => failure,
         };
-        return CallFailed { failure, over: true };
+        return CallFailed::new(failure, true);
     }
     if never_connected(status) {
         let failure = Failure::new(Reason::ServerUnavailable, "the Runtime Server cannot be reached");
-        return CallFailed { failure, over: true };
+        return CallFailed::new(failure, true);
     }
     let failure = if status.code() == Code::DeadlineExceeded || is_timeout(status) {
         Failure::new(Reason::DeadlineExceeded, "the deadline of the call passed")
@@ -334,7 +396,7 @@ fn call_failed(status: &Status, late: bool) -> CallFailed {
         )
         .by(Component::RuntimeServer)
     };
-    CallFailed { failure, over: false }
+    CallFailed::new(failure, false)
 }
 
 fn never_connected(status: &Status) -> bool {
@@ -392,11 +454,27 @@ mod tests {
 
     #[test]
     fn a_server_cannot_send_the_caller_to_the_login() {
-        let failure = call_failed(&Status::unauthenticated("who?"), false).failure;
+        let failure = call_failed(&Status::unauthenticated("who?"), false, false).failure;
         assert_eq!(
             (failure.reason, failure.dispatched),
             (Reason::RuntimeServerError, Dispatched::Unknown)
         );
+    }
+
+    /// C-3.5: what a function raised is for callers only with `exposeErrors`, whoever serves it.
+    #[test]
+    fn what_was_raised_is_shown_only_where_the_runtime_says_so() {
+        let bare = Status::unknown("KeyError: secret");
+        let hidden = call_failed(&bare, false, false);
+        assert_eq!(hidden.failure, Failure::new(Reason::HandlerError, RAISED));
+        assert_eq!(hidden.hidden.as_deref(), Some("KeyError: secret"), "for the log");
+        let shown = call_failed(&bare, false, true);
+        assert_eq!(
+            (shown.failure.detail.as_str(), shown.hidden),
+            ("KeyError: secret", None)
+        );
+        let said = Failure::new(Reason::HandlerError, "what the server chose to say");
+        assert_eq!(call_failed(&said.to_status(), false, false).failure, said);
     }
 
     /// C-3.5: 504 at the deadline, whatever a custom server's framework calls it.
@@ -409,7 +487,7 @@ mod tests {
             (&bare, false, Reason::Cancelled),
             (&ours, true, Reason::Cancelled),
         ] {
-            let failed = call_failed(status, late);
+            let failed = call_failed(status, late, false);
             assert_eq!(
                 (failed.failure.reason, failed.failure.dispatched, failed.over),
                 (reason, Dispatched::Yes, true)

@@ -29,10 +29,12 @@ use crate::{
     admission::{self, Admission},
     events::Events,
     gateway_config::GatewayConfig,
+    heartbeat::Contact,
     held::Held,
     journal::Journal,
     metrics::{Numbers, count},
     runtime_server::RuntimeServer,
+    server_watch::ServerSilence,
     source::Workspace,
 };
 
@@ -50,6 +52,10 @@ pub struct Pod {
     pub runs: Api<Run>,
     /// The Runtime Server.
     pub server: RuntimeServer,
+    /// Whether it answers and obeys.
+    pub silence: ServerSilence,
+    /// Whether Kubernetes hears us.
+    pub contact: Contact,
     /// Whether it knows functions; set once it was asked, which is before any Run is looked at.
     pub functions: OnceLock<bool>,
     /// What the invoker sees.

@@ -17,6 +17,8 @@ pub struct Local {
     pub draining: bool,
     /// The gateway's URL is known, so that a Run can be made Ready.
     pub gateway_known: bool,
+    /// Calls are refused, because Kubernetes does not hear this Pod (C-6.4).
+    pub isolated: bool,
 }
 
 /// Capacity, and perhaps a directory, a record and a registration.
@@ -49,6 +51,9 @@ pub struct Fault {
     /// Text for people, bounded when written.
     pub message: String,
 }
+
+/// The reason of a hand-over that is no failure (C-7.3).
+const DRAINING: &str = "Draining";
 
 /// Which time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,12 +123,44 @@ enum Why {
     Draining,
 }
 
+// === impl Fault ===
+
+impl Fault {
+    /// Nothing failed: running calls may end, and the Run goes elsewhere at no cost.
+    #[must_use]
+    pub fn draining(message: &str) -> Self {
+        Self {
+            reason: DRAINING,
+            message: message.to_owned(),
+        }
+    }
+
+    /// Whether it is one of these.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.reason == DRAINING
+    }
+}
+
+// === impl Why ===
+
+impl Why {
+    /// Whether running calls may finish.
+    fn is_patient(&self) -> bool {
+        match self {
+            Self::Draining => true,
+            Self::Fault(fault) => fault.is_draining(),
+            _ => false,
+        }
+    }
+}
+
 /// The next step. Pure: the same facts give the same step.
 #[must_use]
 pub fn decide(facts: &Facts, local: &Local) -> Action {
     match (why_not(facts, local), local.held) {
         (Some(why), Some(_)) => Action::CleanUp {
-            patient: why == Why::Draining,
+            patient: why.is_patient(),
         },
         (Some(why), None) => conclude(facts, why),
         (None, held) => advance(facts, local, held.map(|it| it.step)),
@@ -179,10 +216,7 @@ fn conclude(facts: &Facts, why: Why) -> Action {
         Why::Cancelled => Action::Finish(End::Cancelled),
         Why::Expired(expired) => Action::Finish(End::Expired(expired)),
         Why::Fault(fault) => release(fault),
-        Why::Draining => release(Fault {
-            reason: "Draining",
-            message: "the Pod stops and handed the Run over".to_owned(),
-        }),
+        Why::Draining => release(Fault::draining("the Pod stops and handed the Run over")),
         // Holds only while something is held.
         Why::Superseded => Action::Wait,
     }
@@ -196,6 +230,8 @@ fn advance(facts: &Facts, local: &Local, step: Option<Step>) -> Action {
         Some(Step::Admitted) => Action::Prepare,
         Some(Step::Prepared) => Action::Register,
         Some(Step::Registered) if facts.told == Told::Ready || !local.gateway_known => Action::Wait,
+        // The scheduler says that it is not, and would say so again.
+        Some(Step::Registered) if local.isolated => Action::Wait,
         Some(Step::Registered) => Action::Announce,
         Some(Step::Silent) if facts.told == Told::NotReady => Action::Wait,
         Some(Step::Silent) => Action::Withdraw,

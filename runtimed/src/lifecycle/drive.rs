@@ -50,6 +50,8 @@ pub(super) struct Driver {
     entry: Option<Arc<Entry>>,
     registration: Option<(Arc<Registered>, Health)>,
     cleaning: Option<Cleaning>,
+    /// How often in a row the server did not let go of a registration with a call that does not end.
+    stuck: u32,
     ends: Option<Instant>,
     backoff: Duration,
 }
@@ -81,6 +83,7 @@ impl Driver {
             entry: None,
             registration: None,
             cleaning: None,
+            stuck: 0,
             ends: None,
             backoff: BACKOFF.0,
         }
@@ -163,6 +166,7 @@ impl Driver {
     fn decision(&mut self) -> Action {
         let now = Instant::now();
         self.local.draining = self.pod.drain.is_stopping();
+        self.local.isolated = self.pod.contact.is_lost(now);
         let endpoint = self.pod.endpoint(&self.key);
         let Some(run) = &self.run else {
             return decide(&Facts::gone(), &self.local);
@@ -340,6 +344,14 @@ impl Driver {
                 std::future::pending().await
             }
         };
+        let contact = self.pod.contact.clone();
+        let heard = async {
+            if self.local.isolated {
+                contact.found().await;
+            } else {
+                std::future::pending().await
+            }
+        };
         tokio::select! {
             changed = self.mailbox.changed() => {
                 self.unread = true;
@@ -349,6 +361,7 @@ impl Driver {
                 }
             }
             () = gateway => {}
+            () = heard => {}
             () = stop => {}
             () = end => {}
         }

@@ -16,9 +16,15 @@ use crate::runtime_server::{Observed, ServerError};
 /// A server that does not answer for this long is taken for gone, for the time being.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
+/// A registration that drains this soon after it became ready has failed: handed over at no cost, it would go
+/// round without end.
+const SETTLED_AFTER: Duration = Duration::from_secs(10);
+
 /// Of one registration.
 #[derive(Debug, Clone)]
 pub struct Health {
+    /// When it became ready.
+    began: Instant,
     idle: Option<Idle>,
     /// After a look that found it busy, the next poll comes first.
     idle_not_before: Instant,
@@ -46,6 +52,7 @@ impl Health {
     #[must_use]
     pub fn new(run: Option<&Run>, now: Instant) -> Self {
         Self {
+            began: now,
             idle: run.and_then(Idle::new),
             idle_not_before: now,
             next_poll: now,
@@ -105,7 +112,14 @@ impl Health {
                     Verdict::Ready
                 }
                 State::Failed => fault(observed.fatal_error),
-                State::Draining => fault("the Runtime Server ends the registration".to_owned()),
+                State::Draining => {
+                    let message = "the Runtime Server ends the registration";
+                    if now.saturating_duration_since(self.began) < SETTLED_AFTER {
+                        fault(message.to_owned())
+                    } else {
+                        Verdict::Lost(Fault::draining(message))
+                    }
+                }
                 State::Registering | State::Unspecified => self.doubt(now),
             },
             Err(ServerError::Answered(failure))
@@ -187,7 +201,27 @@ mod tests {
             Err(ServerError::Answered(Failure::new(Reason::StaleRegistration, ""))),
         ] {
             let verdict = health(now).judge(observed, Timestamp::UNIX_EPOCH, now);
-            assert!(matches!(verdict, Verdict::Lost(_)), "{verdict:?}");
+            assert!(
+                matches!(&verdict, Verdict::Lost(fault) if fault.reason == "RegistrationFailed"),
+                "{verdict:?}"
+            );
+        }
+    }
+
+    /// C-7.3: a server that drains hands over at no cost; one that drains whatever it is given does not.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_drains_hands_over_what_it_had_served() {
+        let now = Instant::now();
+        for (after, draining) in [(9, false), (10, true)] {
+            let verdict = health(now).judge(
+                answer(State::Draining),
+                Timestamp::UNIX_EPOCH,
+                now + after * SECOND,
+            );
+            assert!(
+                matches!(&verdict, Verdict::Lost(fault) if fault.is_draining() == draining),
+                "{after}: {verdict:?}"
+            );
         }
     }
 

@@ -6,14 +6,14 @@ use std::{
     fs::File,
     io::{self, Read as _},
     os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use nix::{
     errno::Errno,
-    fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
-    sys::stat::{Mode, fchmod},
+    fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat2},
+    sys::stat::{Mode, fchmod, fstat, fstatat, mkdirat},
     unistd::{UnlinkatFlags, unlinkat},
 };
 
@@ -25,10 +25,23 @@ pub const RESERVED_DIR: &str = ".kruntimes";
 /// The file's name.
 pub const FILE: &str = "outputs";
 
+/// Who may put outputs there: the function, which runs as the same user or in the same group.
+const DIR_MODE: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG);
+
+const DIRECTORY: OFlag = OFlag::O_DIRECTORY.union(OFlag::O_CLOEXEC);
+
 /// The open directory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct OutputsDir {
-    dir: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// The Run's own directory.
+    run: OwnedFd,
+    /// The one in it; made anew when the function has removed it.
+    dir: Mutex<Arc<OwnedFd>>,
 }
 
 /// What a call left.
@@ -40,56 +53,60 @@ pub enum Left {
     Bytes(Vec<u8>),
     /// Something that is no readable regular file.
     Unusable,
+    /// Nothing that can be found: its directory is gone, and with it whatever it held.
+    Removed,
 }
 
 // === impl OutputsDir ===
 
 impl OutputsDir {
-    /// Opens the directory in `run`, the directory of the Run beneath `root`; `None` when there is none.
-    /// A link on the way is not followed. Blocks.
+    /// Opens the directory in `run`, the directory of the Run beneath `root`. A link on the way is not
+    /// followed. Blocks.
     ///
     /// # Errors
-    /// When the file system refuses.
-    pub fn open(root: &Path, run: &str) -> io::Result<Option<Self>> {
-        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let root = open(root, flags, Mode::empty())?;
-        let path: PathBuf = [run, RESERVED_DIR].iter().collect();
-        match openat2(&root, &path, beneath(flags)) {
-            Ok(dir) => Ok(Some(Self { dir: Arc::new(dir) })),
-            Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
-            Err(errno) => Err(errno.into()),
-        }
+    /// When the file system refuses, or the Run has no directory.
+    pub fn open(root: &Path, run: &str) -> io::Result<Self> {
+        let root = open(root, DIRECTORY, Mode::empty())?;
+        let run = openat2(&root, run, beneath(DIRECTORY))?;
+        let dir = Mutex::new(Arc::new(place(&run)?));
+        Ok(Self {
+            shared: Arc::new(Shared { run, dir }),
+        })
     }
 
-    /// Takes away what an earlier call left: one system call when there is nothing, which is usual.
+    /// Takes away what an earlier call left: two looks when there is nothing, which is usual.
     ///
     /// # Errors
     /// When the file system refuses.
     pub async fn empty(&self) -> io::Result<()> {
-        match unlinkat(&*self.dir, FILE, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            // A directory in its place, or the function has closed the directory above.
-            Err(Errno::EISDIR | Errno::EACCES) => {
-                let dir = Arc::clone(&self.dir);
-                let clear = move || {
-                    let _ = fchmod(&*dir, Mode::S_IRWXU);
-                    clear::clear_in(&dir, OsStr::new(FILE))
-                };
-                blocking(clear).await
-            }
-            Err(errno) => Err(errno.into()),
+        let dir = self.dir();
+        if is_removed(&dir)? {
+            let shared = Arc::clone(&self.shared);
+            return blocking(move || {
+                let anew = place(&shared.run)?;
+                *shared.dir.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(anew);
+                Ok(())
+            })
+            .await;
+        }
+        match fstatat(&*dir, FILE, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::ENOENT) => Ok(()),
+            // The end of a large file takes its time.
+            _ => blocking(move || remove(&dir)).await,
         }
     }
 
-    /// Reads what the call left: one system call when there is nothing. Waits for nobody: a pipe has no
-    /// content here.
+    /// Reads what the call left: two looks when there is nothing. Waits for nobody: a pipe has no content
+    /// here.
     ///
     /// # Errors
     /// When the file system refuses to read.
     pub async fn read(&self) -> io::Result<Left> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let file = match openat2(&*self.dir, FILE, beneath(flags)) {
+        let dir = self.dir();
+        let file = match openat2(&*dir, FILE, beneath(flags)) {
             Ok(file) => File::from(file),
+            Err(Errno::ENOENT) if is_removed(&dir)? => return Ok(Left::Removed),
             Err(Errno::ENOENT) => return Ok(Left::Nothing),
             // A link, a socket, a device, a file closed to its own user, too deep a nesting of mounts.
             Err(
@@ -113,6 +130,37 @@ impl OutputsDir {
         })
         .await
     }
+
+    fn dir(&self) -> Arc<OwnedFd> {
+        let dir = self.shared.dir.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&dir)
+    }
+}
+
+/// The directory in that of the Run, made if it is not there.
+fn place(run: &OwnedFd) -> io::Result<OwnedFd> {
+    match mkdirat(run, RESERVED_DIR, DIR_MODE) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(openat2(run, RESERVED_DIR, beneath(DIRECTORY))?),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A directory that is open and in no other one any more.
+fn is_removed(dir: &OwnedFd) -> io::Result<bool> {
+    Ok(fstat(dir)?.st_nlink == 0)
+}
+
+/// Blocks.
+fn remove(dir: &OwnedFd) -> io::Result<()> {
+    match unlinkat(dir, FILE, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        // A directory in its place, or the function has closed the directory above.
+        Err(Errno::EISDIR | Errno::EACCES) => {
+            let _ = fchmod(dir, Mode::S_IRWXU);
+            clear::clear_in(dir, OsStr::new(FILE))
+        }
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 fn beneath(flags: OFlag) -> OpenHow {
@@ -123,7 +171,7 @@ fn beneath(flags: OFlag) -> OpenHow {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink};
+    use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
     use tempfile::TempDir;
 
@@ -132,10 +180,10 @@ mod tests {
     /// A workspace with one Run, and the path of its file.
     fn place() -> (TempDir, OutputsDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("run").join(RESERVED_DIR);
-        fs::create_dir_all(&dir).unwrap();
-        let outputs = OutputsDir::open(root.path(), "run").unwrap().unwrap();
-        (root, outputs, dir.join(FILE))
+        let run = root.path().join("run");
+        fs::create_dir(&run).unwrap();
+        let outputs = OutputsDir::open(root.path(), "run").unwrap();
+        (root, outputs, run.join(RESERVED_DIR).join(FILE))
     }
 
     #[tokio::test]
@@ -196,6 +244,27 @@ mod tests {
         outputs.empty().await.unwrap();
         assert!(elsewhere.join(FILE).exists());
         assert!(OutputsDir::open(root.path(), "run").is_err(), "after a restart");
-        assert!(OutputsDir::open(root.path(), "other").unwrap().is_none());
+        assert!(OutputsDir::open(root.path(), "other").is_err());
+    }
+
+    /// C-5.4: what a function wrote is found, or somebody is told that it is not.
+    #[tokio::test]
+    async fn a_directory_that_was_removed_is_no_empty_one_and_comes_back() {
+        let (_root, outputs, path) = place();
+        let dir = path.parent().unwrap();
+        for again in [false, true] {
+            fs::remove_dir_all(dir).unwrap();
+            if again {
+                fs::create_dir(dir).unwrap();
+                fs::write(&path, "a=1").unwrap();
+            }
+            assert_eq!(outputs.read().await.unwrap(), Left::Removed, "{again}");
+            outputs.empty().await.unwrap();
+            assert_eq!(outputs.read().await.unwrap(), Left::Nothing);
+            fs::write(&path, "b=2").unwrap();
+            assert_eq!(outputs.read().await.unwrap(), Left::Bytes(b"b=2".to_vec()));
+        }
+        fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+        assert!(outputs.empty().await.is_err());
     }
 }

@@ -24,9 +24,6 @@ use crate::outputs::{OutputsDir, RESERVED_DIR};
 /// Who may read what is prepared: the server runs as the same user, neighbours' workers may too.
 const DIR_MODE: u32 = 0o750;
 
-/// Who may put outputs there: the function, which runs as the same user or in the same group.
-const OUTPUTS_MODE: u32 = 0o770;
-
 /// Longest path, bytes, as in the CRD.
 const PATH_MAX: usize = 4096;
 
@@ -72,9 +69,6 @@ impl Workspace {
         self.remove(uid)?;
         let dir = self.dir(uid);
         fs::DirBuilder::new().mode(DIR_MODE).create(&dir)?;
-        fs::DirBuilder::new()
-            .mode(OUTPUTS_MODE)
-            .create(dir.join(RESERVED_DIR))?;
         if let Some(text) = &source.inline {
             // A task has no path of its own; nothing here runs one yet.
             let path = source.inline_path.as_deref().unwrap_or("main");
@@ -83,11 +77,11 @@ impl Workspace {
         Ok(dir)
     }
 
-    /// Opens the place of the Run's outputs, if it has one. Blocks.
+    /// Makes and opens the place of the Run's outputs. Blocks.
     ///
     /// # Errors
-    /// When the file system refuses.
-    pub fn outputs(&self, uid: RunUid) -> io::Result<Option<OutputsDir>> {
+    /// When the file system refuses, or the Run has no directory.
+    pub fn outputs(&self, uid: RunUid) -> io::Result<OutputsDir> {
         OutputsDir::open(&self.root, &uid.to_string())
     }
 
@@ -180,10 +174,10 @@ mod tests {
         let workspace = Workspace::new(root.path()).unwrap();
         let (uid, run) = with_source(Source::default());
         let dir = workspace.prepare(uid, &run).unwrap();
+        workspace.outputs(uid).unwrap();
         let mut names = fs::read_dir(dir).unwrap().map(|it| it.unwrap().file_name());
         assert_eq!(names.next().unwrap(), RESERVED_DIR);
         assert!(names.next().is_none());
-        assert!(workspace.outputs(uid).unwrap().is_some());
     }
 
     #[test]

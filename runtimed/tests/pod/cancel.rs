@@ -132,6 +132,27 @@ async fn deleting_cleans_up_and_then_lets_the_object_go() {
     }
 }
 
+/// C-6.2: every step of the clean-up is tried again until it is done, and does no harm when it was already:
+/// the server refuses at first, then Kubernetes does not answer.
+#[tokio::test(start_paused = true)]
+async fn deleting_gets_through_failures_of_every_step() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    pod.server.keep(2);
+    pod.kubernetes.delete("n");
+    while pod.server.live().len() == 1 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    pod.kubernetes.set_down(true);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    nothing_is_left(&pod, &run);
+    pod.kubernetes.set_down(false);
+    pod.kubernetes.until("n", |run| run.is_none()).await;
+    nothing_is_left(&pod, &run);
+    assert_eq!(pod.server.unregistered(), ["reg_1"], "once");
+}
+
 /// The answer to the last write says that the object is gone: nothing more is written or asked,
 /// although the watch tells it later.
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,11 @@
 //! Calls that were routed to something else are refused before anything starts (C-4).
 
-use kruntimes_api::{fixtures, keys::RunKey};
+use kruntimes_api::{
+    fixtures,
+    keys::RunKey,
+    run::Phase,
+    status::{READY, Says},
+};
 use kruntimes_proto::{
     executor::{
         FunctionStatusRequest, InvokeFunctionRequest, function_runtime_client::FunctionRuntimeClient,
@@ -114,6 +119,44 @@ async fn without_contact_to_kubernetes_calls_are_refused_and_resume() {
     pod.kubernetes.set_down(false);
     tokio::time::sleep(Duration::from_secs(5)).await;
     invoke().await.unwrap();
+}
+
+/// C-6.4, C-6.7: only heartbeats fail. What the scheduler takes back then stays so until there is contact
+/// again, or the two would write in turn for ever.
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_back_without_contact_is_told_again_with_it() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    pod.kubernetes.ready("n").await;
+    pod.kubernetes.set_leases_down(true);
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    assert!(
+        pod.kubernetes.run("n").unwrap().is_ready(),
+        "the scheduler decides"
+    );
+    pod.kubernetes.edit("n", |run| {
+        let status = run.status.as_mut().unwrap();
+        status.phase = Some(Phase::Running);
+        status.owner = None;
+        let says = Says {
+            kind: READY,
+            holds: false,
+            reason: "Recovering",
+            message: "the owning Pod sends no heartbeat",
+        };
+        status.set(says, Some(1), jiff::Timestamp::now());
+    });
+    let writes = pod.kubernetes.writes().len();
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(pod.kubernetes.writes().len(), writes);
+    assert!(
+        pod.server.unregistered().is_empty(),
+        "isolation alone ends no function"
+    );
+    pod.kubernetes.set_leases_down(false);
+    let began = tokio::time::Instant::now();
+    pod.kubernetes.ready("n").await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 /// C-2.3: an un-assignment arrives as a deletion from the watch; the live object decides.

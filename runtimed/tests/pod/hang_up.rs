@@ -143,3 +143,85 @@ async fn a_call_that_never_ends_does_not_keep_the_function_for_ever() {
     assert_eq!(pod.server.live(), ["reg_2"]);
     assert_eq!(pod.kubernetes.writes().len(), writes);
 }
+
+/// A Run with one call whose caller is gone and that the server never ends, on a clock of the test.
+async fn abandoned() -> (Pod, Run) {
+    let pod = Pod::start().await;
+    pod.server.set_finishes();
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    let first = pod.app.invoker().serve(request(&run, "wait"));
+    tokio::select! {
+        _ = first => panic!("nobody let it end"),
+        () = pod.server.until_invoked(1) => {}
+    }
+    (pod, run)
+}
+
+/// C-5.6: a server that does not let go of the call at first is asked again, and no call meets the old one.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_survives_one_end_is_ended_again() {
+    let (pod, run) = abandoned().await;
+    pod.server.keep(2);
+    let began = Instant::now();
+    while let Err(failure) = pod.app.invoker().serve(request(&run, "2")).await {
+        assert_eq!(failure.dispatched, Dispatched::No, "{failure}");
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "never free: {failure}"
+        );
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(pod.server.unregistered(), ["reg_1"]);
+    assert_eq!(pod.server.live(), ["reg_2"]);
+    let status = pod.kubernetes.ready("n").await.status.unwrap();
+    assert_eq!((status.attempt, status.released_attempt), (Some(1), None));
+}
+
+/// C-5.6, C-6.4: a server that never lets go fails the registration, and as only the end of the Pod makes sure
+/// that the call has ended, the heartbeat stops. Nothing is handed over that may run on.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_keeps_a_call_asks_for_the_end_of_its_pod() {
+    let (pod, run) = abandoned().await;
+    pod.server.keep(usize::MAX);
+    sleep(Duration::from_secs(65)).await;
+    let refused = pod.app.invoker().serve(request(&run, "2")).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::Recovering);
+    sleep(Duration::from_secs(120)).await;
+    let renewals = pod.kubernetes.renewals();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(pod.kubernetes.renewals(), renewals);
+    let status = pod.kubernetes.run("n").unwrap().status.unwrap();
+    assert_eq!(status.released_attempt, None);
+    // And if it lets go after all, the Run goes elsewhere by its policy.
+    pod.server.keep(0);
+    let released = pod.kubernetes.until_reason("n", "RegistrationFailed").await;
+    assert_eq!(released.status.unwrap().released_attempt, Some(1));
+    sleep(Duration::from_secs(15)).await;
+    assert!(pod.kubernetes.renewals() > renewals);
+}
+
+/// A call from before a restart, which the server still runs: nobody waits for it, and it must not keep the
+/// function for ever either.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_nobody_knows_of_ends_like_any_other() {
+    let pod = Pod::start().await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    pod.server.occupy();
+    let began = Instant::now();
+    while let Err(failure) = pod.app.invoker().serve(request(&run, "2")).await {
+        assert_eq!(failure.dispatched, Dispatched::No, "{failure}");
+        assert!(
+            began.elapsed() < Duration::from_secs(400),
+            "never free: {failure}"
+        );
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(
+        began.elapsed() > Duration::from_secs(300),
+        "it has the time that any call may have: {:?}",
+        began.elapsed()
+    );
+    assert_eq!(pod.server.live(), ["reg_2"]);
+}

@@ -148,8 +148,15 @@ async fn a_custom_server_s_bare_codes_get_their_meaning() {
         pod.server.answer_once(status);
         let failure = pod.invoke(&run, "1").await.unwrap_err();
         assert_eq!((failure.reason, failure.dispatched), (reason, dispatched));
+        assert!(
+            !failure.detail.contains("ValueError"),
+            "what was raised is for the log: {failure}"
+        );
     }
-    pod.invoke(&run, "1").await.unwrap();
+    // Busy with nothing is soon over.
+    while let Err(failure) = pod.invoke(&run, "1").await {
+        assert_eq!(failure.reason, Reason::Busy);
+    }
     assert!(
         pod.kubernetes.run("n").unwrap().is_ready(),
         "failures of calls are none of the Run"

@@ -109,6 +109,24 @@ async fn what_breaks_a_rule_fails_the_call_without_being_quoted() {
     );
 }
 
+/// C-5.4: outputs whose place the function removed are missed by its caller, and by no later one.
+#[tokio::test]
+async fn a_removed_place_fails_the_call_and_is_there_for_the_next() {
+    let (pod, run, file) = ready().await;
+    let call = pod.invoke(&run, "wait");
+    let remove = async {
+        pod.server.until_invoked(1).await;
+        std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
+        pod.server.go();
+    };
+    let (answer, ()) = tokio::join!(call, remove);
+    let failure = answer.unwrap_err();
+    assert_eq!(failure.reason, Reason::InvalidOutput);
+    assert!(failure.detail.contains("KRUNTIME_OUTPUTS"), "{failure}");
+    pod.server.set_leaves(Some("a=1"));
+    assert_eq!(pod.invoke(&run, "1").await.unwrap().outputs["a"], "1");
+}
+
 /// C-5.4: beneath a directory that runtimed owns, without symbolic links, regular files only.
 #[tokio::test]
 async fn a_link_in_the_file_s_place_is_not_read_and_does_no_harm() {

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use kruntimes_api::{Run, run::Phase};
-use kruntimes_proto::failure::{Dispatched, Reason};
+use kruntimes_proto::{
+    executor::FunctionRegistrationState as State,
+    failure::{Dispatched, Reason},
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::common::{
@@ -68,6 +71,40 @@ async fn a_server_that_hangs_for_long_stops_the_heartbeat() {
     sleep(Duration::from_secs(10)).await;
     assert!(pod.kubernetes.renewals() > renewals);
     pod.app.invoker().serve(request(&run, "1")).await.unwrap();
+}
+
+/// C-6.4: a server that answers anything at all is there.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_answers_something_is_not_silent() {
+    let (pod, run) = ready().await;
+    pod.server.set_ignores_strangers();
+    sleep(Duration::from_secs(120)).await;
+    let renewals = pod.kubernetes.renewals();
+    sleep(Duration::from_secs(60)).await;
+    assert!(pod.kubernetes.renewals() > renewals);
+    assert!(pod.app.readiness.is_ready());
+    pod.app.invoker().serve(request(&run, "1")).await.unwrap();
+}
+
+/// C-7.3: a server that says that it drains lets its calls end, and the Run goes elsewhere at no cost.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_drains_hands_its_functions_over() {
+    let (pod, run) = ready().await;
+    sleep(Duration::from_secs(15)).await;
+    let running = pod.app.invoker().serve(request(&run, "wait"));
+    let meanwhile = async {
+        pod.server.until_invoked(1).await;
+        pod.server.set_all(State::Draining);
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(refused(&pod, &run).await, Reason::Draining);
+        assert!(pod.server.unregistered().is_empty(), "patient");
+        pod.server.go();
+    };
+    let (answer, ()) = tokio::join!(running, meanwhile);
+    assert_eq!(answer.unwrap().response.output, "wait");
+    let released = pod.kubernetes.until_reason("n", "Draining").await;
+    assert_eq!(released.status.unwrap().released_attempt, Some(1));
+    assert!(pod.server.live().is_empty());
 }
 
 /// C-6.2: no end of a Run waits behind a question to the server: each closes the gate at once, and is

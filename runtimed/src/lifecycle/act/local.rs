@@ -83,27 +83,34 @@ impl Pod {
                 "the record of the registration is lost".to_owned(),
             ));
         };
-        // Before any of its code runs: what the function makes of the directory later does not matter.
-        let outputs = self.outputs(&key).await;
-        let deadline = Instant::now() + REGISTRATION;
-        let made = timeout_at(deadline, self.until_ready(&key, record)).await;
-        let result = made.unwrap_or_else(|_| {
-            Err(fault(
-                "RegistrationFailed",
-                format!("the function was not ready within {} s", REGISTRATION.as_secs()),
-            ))
-        });
+        let made = async {
+            // Before any of its code runs: what the function makes of the directory later does not matter.
+            // Without this place its outputs would be lost and nobody told.
+            let outputs = self.outputs(&key).await?;
+            let deadline = Instant::now() + REGISTRATION;
+            let ready = timeout_at(deadline, self.until_ready(&key, record)).await;
+            let id = ready.unwrap_or_else(|_| {
+                Err(fault(
+                    "RegistrationFailed",
+                    format!("the function was not ready within {} s", REGISTRATION.as_secs()),
+                ))
+            })?;
+            Ok(Registered::new(id, outputs, Instant::now()))
+        };
+        let result: Result<_, Fault> = made.await;
         let outcome = result.as_ref().map_or_else(|fault| fault.reason, |_| "ok");
         count(&self.numbers.registrations, outcome);
-        Ok(Registered::new(result?, outputs, Instant::now()))
+        result
     }
 
-    async fn outputs(&self, key: &RunKey) -> Option<OutputsDir> {
+    async fn outputs(&self, key: &RunKey) -> Result<OutputsDir, Fault> {
         let (workspace, uid) = (self.workspace.clone(), key.uid);
         let opened = blocking(move || workspace.outputs(uid)).await;
-        opened.unwrap_or_else(|error| {
-            tracing::warn!(%error, run = %key, "the place of KRUNTIME_OUTPUTS cannot be opened; the function has none");
-            None
+        opened.map_err(|error| Fault {
+            reason: "RegistrationFailed",
+            message: format!(
+                "the place of KRUNTIME_OUTPUTS cannot be opened on this Pod (openat2 of Linux 5.6 or later): {error}"
+            ),
         })
     }
 
@@ -192,19 +199,11 @@ impl Pod {
     /// # Errors
     /// When the server does not confirm, or the disk refuses; then it must be called again.
     pub async fn clean_up(&self, key: &RunKey, drain: Option<Duration>) -> Result<(), String> {
-        if let Some(record) = self.journal.get(key.uid) {
-            let id = match record.registration_id() {
-                Some(id) => Some(id),
-                None => self.find_again(key, &record).await?,
-            };
-            if let Some(id) = id {
-                let drain = drain.map(|drain| drain.min(LAST_DRAIN));
-                self.server
-                    .unregister(key.uid, &id, drain)
-                    .await
-                    .map_err(|error| error.to_string())?;
-            }
+        if let Err(error) = self.let_go(key, drain).await {
+            self.silence.keeps(key.uid, Instant::now());
+            return Err(error);
         }
+        self.silence.lets_go(key.uid);
         self.held.remove(key.uid);
         let (workspace, uid) = (self.workspace.clone(), key.uid);
         let removed = blocking(move || workspace.remove(uid)).await;
@@ -216,6 +215,21 @@ impl Pod {
             .unwrap_or_else(PoisonError::into_inner)
             .release(key.uid);
         Ok(())
+    }
+
+    /// The server has nothing of the Run any more.
+    async fn let_go(&self, key: &RunKey, drain: Option<Duration>) -> Result<(), String> {
+        let Some(record) = self.journal.get(key.uid) else {
+            return Ok(());
+        };
+        let id = match record.registration_id() {
+            Some(id) => Some(id),
+            None => self.find_again(key, &record).await?,
+        };
+        let Some(id) = id else { return Ok(()) };
+        let drain = drain.map(|drain| drain.min(LAST_DRAIN));
+        let ended = self.server.unregister(key.uid, &id, drain).await;
+        ended.map_err(|error| error.to_string())
     }
 
     /// The id of a registration whose answer was lost; `None` when the server has none.

@@ -96,6 +96,26 @@ fn a_run_becomes_ready_finalizer_before_registration() {
     );
 }
 
+/// C-6.4: the scheduler takes Ready back while nobody hears the Pod; they must not write in turn.
+#[test]
+fn nothing_is_announced_without_contact() {
+    for told in [Told::NotReady, Told::Outdated] {
+        let mut facts = Facts {
+            finalizer: true,
+            claimed: true,
+            told,
+            ..fresh()
+        };
+        let mut local = Local {
+            isolated: true,
+            ..holding(Step::Registered)
+        };
+        assert_eq!(decide(&facts, &local), Action::Wait);
+        local.isolated = false;
+        assert_eq!(run(&mut facts, &mut local), [Action::Announce]);
+    }
+}
+
 #[test]
 fn nothing_is_announced_before_the_gateway_is_known() {
     let mut local = holding(Step::Registered);
@@ -229,6 +249,30 @@ fn an_old_fault_does_not_touch_the_next_attempt() {
     assert_eq!(decide(&facts, &local), Action::Admit);
 }
 
+/// C-7.3: what the server drains is handed over as by a stopping Pod.
+#[test]
+fn a_draining_server_waits_for_calls_and_hands_over() {
+    let fault = Fault::draining("the server says so");
+    let mut local = Local {
+        fault: Some((Attempt::FIRST, fault.clone())),
+        ..holding(Step::Registered)
+    };
+    let mut facts = Facts {
+        finalizer: true,
+        claimed: true,
+        told: Told::Ready,
+        ..fresh()
+    };
+    assert_eq!(
+        run(&mut facts, &mut local),
+        [
+            Action::CleanUp { patient: true },
+            Action::RemoveFinalizer,
+            Action::Release(fault)
+        ]
+    );
+}
+
 #[test]
 fn a_higher_attempt_first_cleans_up_after_the_lower() {
     let mut facts = Facts {
@@ -304,23 +348,27 @@ fn any_local() -> impl Strategy<Value = Local> {
         proptest::option::of(1..4i32),
         any::<bool>(),
         any::<bool>(),
+        any::<bool>(),
     )
-        .prop_map(|(held, expired, fault, draining, gateway_known)| Local {
-            held: held.map(|(attempt, step)| Holding {
-                attempt: Attempt::new(attempt).unwrap(),
-                step,
-            }),
-            expired,
-            fault: fault.map(|attempt| {
-                let fault = Fault {
-                    reason: "RegistrationFailed",
-                    message: String::new(),
-                };
-                (Attempt::new(attempt).unwrap(), fault)
-            }),
-            draining,
-            gateway_known,
-        })
+        .prop_map(
+            |(held, expired, fault, draining, gateway_known, isolated)| Local {
+                held: held.map(|(attempt, step)| Holding {
+                    attempt: Attempt::new(attempt).unwrap(),
+                    step,
+                }),
+                expired,
+                fault: fault.map(|attempt| {
+                    let fault = Fault {
+                        reason: "RegistrationFailed",
+                        message: String::new(),
+                    };
+                    (Attempt::new(attempt).unwrap(), fault)
+                }),
+                draining,
+                gateway_known,
+                isolated,
+            },
+        )
 }
 
 proptest! {
@@ -336,6 +384,7 @@ proptest! {
                 }
                 Action::Announce => {
                     prop_assert!(facts.finalizer && !local.draining && !facts.deleting && !facts.cancelled);
+                    prop_assert!(!local.isolated);
                 }
                 Action::Register => prop_assert!(facts.finalizer && facts.claimed),
                 Action::Wait => {

@@ -6,12 +6,15 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     super::{decide::Step, health::Verdict, timers::POLL},
-    Action, Driver, Expired,
+    Action, Driver, Expired, Fault,
 };
 use crate::{
     held::{Gate, Registered},
     slots::Running,
 };
+
+/// How often a server may fail to let go of a registration with a call that does not end.
+const ANEW_AT_MOST: u32 = 3;
 
 /// Why waiting ended.
 enum Woken {
@@ -81,6 +84,9 @@ impl Driver {
         match health.judge(observed, wall, now) {
             Verdict::Ready => {
                 let expired = health.has_expired(now);
+                if in_flight == 0 {
+                    self.stuck = 0;
+                }
                 if self.is_silent() {
                     if let Some(entry) = &self.entry {
                         entry.open(Arc::clone(registered));
@@ -115,10 +121,20 @@ impl Driver {
         }
         match self.pod.unregister(&self.key, &registered.id).await {
             Ok(()) => {
+                self.stuck = 0;
                 self.registration = None;
                 self.set_step(Step::Prepared);
             }
             Err(error) => {
+                self.stuck += 1;
+                if self.stuck >= ANEW_AT_MOST {
+                    let message =
+                        format!("the Runtime Server neither ends a call nor its registration: {error}");
+                    return self.fail(Fault {
+                        reason: "RegistrationFailed",
+                        message,
+                    });
+                }
                 tracing::warn!(error, run = %self.key, "a function cannot be registered anew");
                 self.silent();
             }

@@ -42,6 +42,7 @@ struct Store {
     events: Vec<(String, String)>,
     reads: usize,
     down: bool,
+    leases_down: bool,
     /// Watches that began before this version end with 410.
     gone_before: u64,
     hidden_once: HashSet<String>,
@@ -136,6 +137,11 @@ impl Kubernetes {
     pub(crate) fn set_down(&self, down: bool) {
         self.store().down = down;
         self.0.changed.notify_waiters();
+    }
+
+    /// Answers heartbeats with 503 while `down`, and everything else as ever.
+    pub(crate) fn set_leases_down(&self, down: bool) {
+        self.store().leases_down = down;
     }
 
     /// The next write of a status meets a conflict, as if somebody had been faster.
@@ -400,7 +406,7 @@ async fn write_lease(
     assert_eq!(method, Method::PATCH);
     let lease: Value = serde_json::from_slice(&body).expect("a JSON document");
     let mut store = kubernetes.store();
-    if store.down {
+    if store.down || store.leases_down {
         return failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
     }
     store.renewals += 1;

@@ -53,6 +53,12 @@ struct Inner {
     silent: bool,
     /// Takes requests and answers none.
     hangs: bool,
+    /// Answers about registrations, and nothing about what it does not know.
+    ignores_strangers: bool,
+    /// So many unregistrations fail.
+    keeps: usize,
+    /// A call runs in each registration that no caller here began.
+    occupied: bool,
     /// A call goes on when its caller is gone.
     finishes: bool,
     /// What each call leaves where `KRUNTIME_OUTPUTS` says.
@@ -147,6 +153,25 @@ impl FakeServer {
     pub(crate) fn set_hanging(&self, hangs: bool) {
         self.state().hangs = hangs;
         self.changed();
+    }
+
+    /// Answers about registrations and calls, but not to the question whether it is there.
+    pub(crate) fn set_ignores_strangers(&self) {
+        self.state().ignores_strangers = true;
+    }
+
+    /// Does not let go of registrations, so many times.
+    pub(crate) fn keep(&self, times: usize) {
+        self.state().keeps = times;
+    }
+
+    /// A call runs in each registration that is there: one from before a restart of runtimed.
+    pub(crate) fn occupy(&self) {
+        let mut state = self.state();
+        state.occupied = true;
+        for registration in state.registrations.values_mut() {
+            registration.in_flight += 1;
+        }
     }
 
     /// As `onCallerGone: Finish`.
@@ -416,6 +441,9 @@ impl FunctionRuntime for FakeServer {
     ) -> Result<Response<FunctionStatusResponse>, Status> {
         self.unless_hanging().await;
         let asked = request.into_inner().registration.unwrap_or_default();
+        let known =
+            |state: &Inner| !state.ignores_strangers || state.registrations.contains_key(&asked.run_uid);
+        self.until(known).await;
         let state = self.state();
         if state.unsupported {
             return Err(Status::unimplemented("no such service"));
@@ -450,11 +478,15 @@ impl FunctionRuntime for FakeServer {
         let now = self.now();
         let mut running = {
             let mut state = self.state();
+            let occupied = state.occupied;
             let Some(registration) = state.registrations.get_mut(&asked.run_uid) else {
                 return Err(Status::not_found("no such registration"));
             };
             if registration.id != asked.registration_id || registration.state != State::Ready {
                 return Err(Status::failed_precondition("stale or not ready"));
+            }
+            if occupied && registration.in_flight > 0 {
+                return Err(Status::resource_exhausted("a call is running"));
             }
             assert_eq!(registration.in_flight, 0, "two calls of one function at once");
             registration.in_flight += 1;
@@ -522,6 +554,10 @@ impl FunctionRuntime for FakeServer {
                 return Err(Status::failed_precondition("stale"));
             }
             _ => {}
+        }
+        if state.keeps > 0 {
+            state.keeps -= 1;
+            return Err(Status::internal("it runs on"));
         }
         state.registrations.remove(&asked.run_uid);
         state.unregistered.push(asked.registration_id.clone());
