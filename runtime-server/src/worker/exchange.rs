@@ -18,7 +18,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use kruntimes_proto::limits;
 use nix::{sys::stat::Mode, unistd::mkfifo};
-use tokio::{io::AsyncReadExt as _, net::unix::pipe, time::Instant};
+use tokio::{io::AsyncReadExt as _, net::unix::pipe, runtime::Handle, time::Instant};
 
 use super::{frame::Frame, lines};
 
@@ -105,10 +105,7 @@ struct Files {
 
 impl Files {
     fn path(&self, part: &str) -> PathBuf {
-        let mut path = self.stem.clone().into_os_string();
-        path.push(".");
-        path.push(part);
-        path.into()
+        path(&self.stem, part)
     }
 
     /// Blocking.
@@ -120,7 +117,7 @@ impl Files {
                 .recursive(true)
                 .create(private)?;
         }
-        self.remove();
+        remove(&self.stem);
         mkfifo(&self.path("out"), Mode::S_IRUSR | Mode::S_IWUSR)?;
         OpenOptions::new()
             .write(true)
@@ -129,17 +126,30 @@ impl Files {
             .open(self.path("in"))?
             .write_all(payload)
     }
-
-    fn remove(&self) {
-        // `end` is the mark of the worker; see the shim.
-        for part in ["in", "out", "end"] {
-            let _ = fs::remove_file(self.path(part));
-        }
-    }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        self.remove();
+        let stem = std::mem::take(&mut self.stem);
+        match Handle::try_current() {
+            // A busy disk takes its time, and this thread has the calls of other functions.
+            Ok(runtime) => drop(runtime.spawn_blocking(move || remove(&stem))),
+            Err(_) => remove(&stem),
+        }
+    }
+}
+
+fn path(stem: &Path, part: &str) -> PathBuf {
+    let mut path = stem.as_os_str().to_owned();
+    path.push(".");
+    path.push(part);
+    path.into()
+}
+
+/// Blocking.
+fn remove(stem: &Path) {
+    // `end` is the mark of the worker; see the shim.
+    for part in ["in", "out", "end"] {
+        let _ = fs::remove_file(path(stem, part));
     }
 }

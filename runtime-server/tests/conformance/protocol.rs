@@ -54,6 +54,7 @@ everywhere! {
     inputs_end_at_one_mebibyte
     outputs_end_at_one_mebibyte
     one_call_of_a_function_runs_at_a_time
+    a_question_does_not_wait_for_calls
     a_call_ends_at_its_deadline_and_its_late_answer_is_nobodys
     an_error_costs_its_call_and_nothing_else
     a_death_costs_its_call_and_nothing_else
@@ -380,6 +381,34 @@ async fn one_call_of_a_function_runs_at_a_time(target: &Target) {
         text("go"),
         "free with the answer"
     );
+}
+
+/// C-5.8, C-6.4: a server whose calls keep it from answering is taken for one that hangs.
+async fn a_question_does_not_wait_for_calls(target: &Target) {
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        let function = target.function("wait_for_file").await;
+        let call = running(&function, PATIENCE).await;
+        calls.push((function, call));
+    }
+    let source = target.source("fixtures.echo_back");
+    let unknown = FunctionStatusRequest {
+        registration: Some(source.reference("reg_unknown")),
+    };
+    let mut client = target.functions();
+    let questions = async {
+        assert_eq!(target.code(client.function_status(unknown).await), Code::NotFound);
+        for (function, _) in &calls {
+            assert_eq!(function.status().await.expect("status").in_flight, 1);
+        }
+    };
+    // What runtimed waits for one answer.
+    let answered = tokio::time::timeout(Duration::from_secs(5), questions).await;
+    answered.expect("answers while four calls run");
+    for (function, call) in calls {
+        go(&function);
+        assert_eq!(call.await.expect("join").expect("answer"), text("go"));
+    }
 }
 
 /// Scenarios 37 and 39, C-8.6.

@@ -82,13 +82,14 @@ async fn a_flood_ends_its_call_and_leaves_nothing() {
     );
     for input in ["1", "2"] {
         assert_eq!(function.reason(input).await, Reason::InvalidOutput);
-        let left = function.call("3").await.expect("next call");
-        // The files of the running call, and no others.
-        assert_eq!(
-            left.lines().filter(|line| line.starts_with(".call-")).count(),
-            2,
-            "{left}"
-        );
+        // The files of the running call, and no others: those of the last one go beside its end.
+        for attempt in 0.. {
+            let left = function.call("3").await.expect("next call");
+            if left.lines().filter(|line| line.starts_with(".call-")).count() == 2 {
+                break;
+            }
+            assert!(attempt < 100, "{left}");
+        }
         assert_eq!(processes(server.pid(), &mark).len(), 1, "the new worker alone");
     }
 }
