@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 export CARGO_TARGET_DIR ?= $(or $(KRUNTIMES_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kruntimes)/target
 export KUBECONFIG_EXTERNAL JOB
 
-.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench-path conformance clean-all
+.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench-path chaos conformance clean-all
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,9 @@ conformance: ## the Runtime Server protocol, on every built-in server or on your
 
 bench-path: ## how long a warm call takes on the cluster: 30 callers of 30 functions, 900/s [PROFILE=debug]
 	@dev/bench-path
+
+chaos: ## kills, freezes, cuts, fills and deletes at random under load, then compares histories; MINUTES=10 [SEED=n] [DELETIONS=20]
+	@MINUTES='$(MINUTES)' SEED='$(SEED)' DELETIONS='$(DELETIONS)' dev/chaos
 
 clean-all: ## ends everything and removes build/; caches stay
 	@dev/down all

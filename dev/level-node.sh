@@ -126,6 +126,8 @@ authorization: {mode: Webhook}
 tlsCertFile: $PKI/kubelet-server.crt
 tlsPrivateKeyFile: $PKI/kubelet-server.key
 syncFrequency: 10s
+# Tests end processes again and again: what was ended starts again soon.
+crashLoopBackOff: {maxContainerRestartPeriod: 2s}
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 50Mi, nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%"}
 enableServer: true

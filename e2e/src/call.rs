@@ -110,6 +110,16 @@ impl Gateway {
     /// Sends one request on a connection of its own and reads the whole answer.
     pub async fn send(&self, call: &Call) -> Result<Answer> {
         let stream = self.connect(call.version).await?;
+        Box::pin(self.send_over(stream, call)).await
+    }
+
+    /// The same on a connection that [`Gateway::connect`] made for the call's version. Until here
+    /// nothing of the call has left.
+    pub async fn send_over(
+        &self,
+        stream: tokio_rustls::client::TlsStream<TcpStream>,
+        call: &Call,
+    ) -> Result<Answer> {
         let authority = &self.name;
         let mut request = Request::builder().method(call.method.clone());
         request = match call.version {

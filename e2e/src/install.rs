@@ -53,14 +53,20 @@ pub async fn gateway(cluster: &Cluster) -> Result<Gateway> {
 
 /// Makes a namespace with a Runtime of `replicas` Pods that hold `runs` Runs each.
 pub async fn world(cluster: &Cluster, replicas: i32, runs: u32) -> Result<World> {
+    let world = bare_world(cluster, "python").await?;
+    stack::make_runtime(&world.client, &world.namespace, &world.runtime, replicas, runs).await?;
+    Ok(world)
+}
+
+/// Makes a namespace for a Runtime of this name, which is the caller's to make.
+pub async fn bare_world(cluster: &Cluster, runtime: &str) -> Result<World> {
     let client = &cluster.client;
     let gateway = gateway(cluster).await?;
     let namespace = world::unique("fn");
     world::make_namespace(client, &namespace).await?;
-    stack::make_runtime(client, &namespace, "python", replicas, runs).await?;
     Ok(World {
         client: client.clone(),
-        runtime: "python".to_owned(),
+        runtime: runtime.to_owned(),
         gateway,
         audit_log: cluster.audit_log(),
         token: world::token(client, &namespace, CALLER).await?,

@@ -8,6 +8,7 @@
 //! A missing cluster is an error with a remedy, never a skip.
 
 pub mod call;
+pub mod chaos;
 pub mod charts;
 pub mod cluster;
 pub mod install;

@@ -37,19 +37,27 @@ impl Line {
         }
     }
 
-    /// Sends one request; connects first when the last answer ended the connection.
-    pub async fn send(&mut self, call: &Call) -> Result<Answer> {
-        let mut sender = match self.open.take().filter(|sender| !sender.is_closed()) {
-            Some(sender) => sender,
-            None => {
-                let stream = self.gateway.connect(Version::Http1).await?;
-                let (sender, connection) =
-                    hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-                call::spawn(connection);
-                sender
-            }
-        };
+    /// Connects unless there is an open connection. Nothing of a call is sent.
+    pub async fn connect(&mut self) -> Result<()> {
+        if let Some(sender) = &mut self.open
+            && sender.ready().await.is_ok()
+        {
+            return Ok(());
+        }
+        self.open = None;
+        let stream = self.gateway.connect(Version::Http1).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        call::spawn(connection);
         sender.ready().await?;
+        self.open = Some(sender);
+        Ok(())
+    }
+
+    /// Sends one request; connects first when the last answer ended the connection. Dropped before its
+    /// answer, the connection is closed.
+    pub async fn send(&mut self, call: &Call) -> Result<Answer> {
+        self.connect().await?;
+        let mut sender = self.open.take().context("there is a connection")?;
         let mut request = http::Request::builder()
             .method(call.method.clone())
             .uri(&call.path)

@@ -250,7 +250,13 @@ pub async fn make_runtime(
     replicas: i32,
     runs: u32,
 ) -> Result<()> {
-    let runtime: Runtime = serde_json::from_value(json!({
+    apply_runtime(client, &runtime(namespace, name, replicas, runs)).await
+}
+
+/// A Runtime as [`make_runtime`] makes it, to be changed first.
+#[must_use]
+pub fn runtime(namespace: &str, name: &str, replicas: i32, runs: u32) -> serde_json::Value {
+    json!({
         "apiVersion": "kruntimes.io/v1alpha1", "kind": "Runtime",
         "metadata": { "name": name, "namespace": namespace },
         "spec": {
@@ -261,14 +267,22 @@ pub async fn make_runtime(
                 "resources": { "requests": { "cpu": "10m", "memory": "32Mi" }, "limits": { "memory": "512Mi" } },
             }]}},
         },
-    }))?;
-    let api: Api<Runtime> = Api::namespaced(client.clone(), namespace);
-    api.patch(
-        name,
-        &PatchParams::apply("kruntimes-e2e").force(),
-        &Patch::Apply(&runtime),
-    )
-    .await?;
+    })
+}
+
+/// Makes or changes a Runtime.
+pub async fn apply_runtime(client: &Client, manifest: &serde_json::Value) -> Result<()> {
+    let runtime: Runtime = serde_json::from_value(manifest.clone())?;
+    let (namespace, name) = (&runtime.metadata.namespace, &runtime.metadata.name);
+    let namespace = namespace.as_deref().context("a Runtime has a namespace")?;
+    let name = name.as_deref().context("a Runtime has a name")?;
+    Api::<Runtime>::namespaced(client.clone(), namespace)
+        .patch(
+            name,
+            &PatchParams::apply("kruntimes-e2e").force(),
+            &Patch::Apply(&runtime),
+        )
+        .await?;
     Ok(())
 }
 
