@@ -84,6 +84,8 @@ impl OutputsDir {
             let shared = Arc::clone(&self.shared);
             return blocking(move || {
                 let anew = place(&shared.run)?;
+                // The function may have made it first, and left something there.
+                remove(&anew)?;
                 *shared.dir.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(anew);
                 Ok(())
             })
