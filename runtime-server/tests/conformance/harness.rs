@@ -67,8 +67,16 @@ impl Log {
         Self { lines, count }
     }
 
+    /// What has arrived so far.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.lock().expect("log").clone()
+    }
+
+    /// How often a worker loaded a function, once the first has; lines are written a little after what they tell.
+    pub(crate) async fn loads(&self) -> usize {
+        let loaded = "function loaded";
+        self.wait_for(&[loaded]).await;
+        self.lines().iter().filter(|line| line.contains(loaded)).count()
     }
 
     /// The first line with all of `words`, now or later.
