@@ -1,4 +1,5 @@
-//! Who is at the other end of the hop: pinned keys, client identities, and the TLS that checks them.
+//! Who is at the other end of the hop: pinned keys, client identities, the TLS that checks them, and the channel
+//! that carries a call ([`unary`], also within a Pod).
 //!
 //! ```text
 //! gateway ── dial ── TLS 1.3, HTTP/2 ── accept ── runtimed

@@ -12,6 +12,9 @@ use kruntimes_e2e::{
 };
 
 const FUNCTIONS: usize = 30;
+/// Pods of the pool, and how many functions one holds. Figures of another layout are not comparable with these.
+const PODS: i32 = 3;
+const RUNS: u32 = 10;
 const PACE: Pace = Pace {
     per_second: 900.0,
     length: Duration::from_secs(20),
@@ -22,8 +25,7 @@ const ECHO: &str = "def handler(event, context):\n    return event\n";
 // One thread: callers that wake each other would take from what they measure.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    // One node has one Pod of a Runtime; thirty functions are thirty processes in it.
-    let world = install::world(&Cluster::node().await?, 1, 30).await?;
+    let world = install::world(&Cluster::node().await?, PODS, RUNS).await?;
     let mut functions = Vec::new();
     for index in 0..FUNCTIONS {
         functions.push(world.create(&format!("path-{index}"), world.spec(ECHO)).await?);
@@ -60,7 +62,7 @@ async fn main() -> Result<()> {
     let (p99, p99_low, p99_high) = spread(&rounds, |round| round.percentile(0.99));
     println!(
         "RESULT p50_us={p50} p99_us={p99} requests_per_second={:.1} failed={failed} \
-         p50_us_min={p50_low} p50_us_max={p50_high} p99_us_min={p99_low} p99_us_max={p99_high}",
+         p50_us_min={p50_low} p50_us_max={p50_high} p99_us_min={p99_low} p99_us_max={p99_high} pods={PODS}",
         rounds.iter().map(Figures::rate).fold(f64::INFINITY, f64::min),
     );
     ensure!(failed == 0, "{failed} calls failed");
