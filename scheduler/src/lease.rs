@@ -39,10 +39,28 @@ pub struct Timing {
 pub struct Candidate {
     api: Api<Lease>,
     name: String,
+    judge: Judge,
+}
+
+/// The deciding part of an election: the Lease as read → whether it may be taken. Pure: `now` is passed
+/// in.
+#[derive(Debug)]
+pub struct Judge {
     identity: String,
     timing: Timing,
     /// The Lease as last seen to change, and when.
     seen: Option<(Record, Instant)>,
+}
+
+/// What to do about the Lease.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// Create it.
+    Create(Lease),
+    /// Replace it, guarded by its resourceVersion.
+    Replace(Lease),
+    /// Somebody else holds it.
+    Others,
 }
 
 /// One time of being leader. Clones share it.
@@ -88,9 +106,7 @@ impl Candidate {
         Self {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
-            identity,
-            timing,
-            seen: None,
+            judge: Judge::new(identity, timing),
         }
     }
 
@@ -100,25 +116,27 @@ impl Candidate {
             let began = Instant::now();
             match self.attempt(began).await {
                 // Counted from before the write: others count from after it.
-                Try::Held => return Term::new(began + self.timing.renew_deadline),
+                Try::Held => return Term::new(began + self.judge.timing.renew_deadline),
                 Try::Others => {}
                 Try::Failed(error) => {
                     tracing::warn!(%error, lease = self.name, "cannot take the leader lease")
                 }
             }
-            sleep(self.timing.retry).await;
+            sleep(self.judge.timing.retry).await;
         }
     }
 
     /// Renews until the term is lost; ends it then.
     pub async fn keep(&mut self, term: &Term) {
         loop {
-            sleep(self.timing.retry).await;
+            sleep(self.judge.timing.retry).await;
             let began = Instant::now();
             let until = term.until();
             let outcome = timeout_at(until, self.attempt(began)).await;
             match outcome {
-                Ok(Try::Held) if Instant::now() < until => term.extend(began + self.timing.renew_deadline),
+                Ok(Try::Held) if Instant::now() < until => {
+                    term.extend(began + self.judge.timing.renew_deadline)
+                }
                 Ok(Try::Held) | Err(_) => {
                     tracing::error!(
                         lease = self.name,
@@ -152,7 +170,7 @@ impl Candidate {
                 return;
             };
             let spec = lease.spec.get_or_insert_default();
-            if spec.holder_identity.as_deref() != Some(&self.identity) {
+            if spec.holder_identity.as_deref() != Some(&self.judge.identity) {
                 return;
             }
             spec.holder_identity = None;
@@ -168,7 +186,7 @@ impl Candidate {
 
     /// Reads, judges, and takes or renews guarded by resourceVersion.
     async fn attempt(&mut self, now: Instant) -> Try {
-        let patience = self.timing.renew_deadline;
+        let patience = self.judge.timing.renew_deadline;
         match timeout(patience, self.attempt_inner(now)).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_already_exists() => {
@@ -180,27 +198,48 @@ impl Candidate {
     }
 
     async fn attempt_inner(&mut self, now: Instant) -> Result<Try, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+        let live = self.api.get_opt(&self.name).await?;
+        match self.judge.judge(live, &self.name, now, Timestamp::now()) {
+            Verdict::Create(lease) => self.api.create(&post(), &lease).await.map(drop)?,
+            Verdict::Replace(lease) => self.api.replace(&self.name, &post(), &lease).await.map(drop)?,
+            Verdict::Others => return Ok(Try::Others),
+        }
+        Ok(Try::Held)
+    }
+}
+
+// === impl Judge ===
+
+impl Judge {
+    pub fn new(identity: String, timing: Timing) -> Self {
+        Self {
+            identity,
+            timing,
+            seen: None,
+        }
+    }
+
+    /// What to do about the Lease `name`, which is `live`.
+    pub fn judge(&mut self, live: Option<Lease>, name: &str, now: Instant, wall: Timestamp) -> Verdict {
+        let Some(mut lease) = live else {
             let metadata = ObjectMeta {
-                name: Some(self.name.clone()),
+                name: Some(name.to_owned()),
                 ..ObjectMeta::default()
             };
             let mut lease = Lease {
                 metadata,
                 spec: Some(LeaseSpec::default()),
             };
-            self.sign(&mut lease, true);
-            self.api.create(&post(), &lease).await?;
-            return Ok(Try::Held);
+            self.sign(&mut lease, true, wall);
+            return Verdict::Create(lease);
         };
         let record = Record::of(&lease);
         let mine = record.holder == self.identity;
         if !mine && !record.holder.is_empty() && !self.has_run_out(record, now) {
-            return Ok(Try::Others);
+            return Verdict::Others;
         }
-        self.sign(&mut lease, !mine);
-        self.api.replace(&self.name, &post(), &lease).await?;
-        Ok(Try::Held)
+        self.sign(&mut lease, !mine, wall);
+        Verdict::Replace(lease)
     }
 
     /// Whether the record has been the same for a whole lease, by our own clock.
@@ -216,8 +255,8 @@ impl Candidate {
         }
     }
 
-    fn sign(&self, lease: &mut Lease, takes_over: bool) {
-        let now = MicroTime(Timestamp::now());
+    fn sign(&self, lease: &mut Lease, takes_over: bool, wall: Timestamp) {
+        let now = MicroTime(wall);
         let spec = lease.spec.get_or_insert_default();
         if takes_over {
             spec.acquire_time = Some(now.clone());

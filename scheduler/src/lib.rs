@@ -17,6 +17,7 @@
 //! | [`world`] | what have the watches told us, and who is worth a look |
 //! | [`assumed`] | which assignments has the watch not shown yet |
 //! | [`snapshot`] | Pods, capacity and use at one instant |
+//! | [`look`] | what is known around a Run, and has what we wrote come back |
 //! | [`plan`] | what is the one next thing to do with a Run |
 //! | [`cycle`], [`filter`], [`score`] | which Pod, or why none |
 //! | [`fence`] | is the owner lost, and is it provably out |
@@ -41,12 +42,13 @@ mod hub;
 mod identity;
 pub mod leader;
 pub mod lease;
+pub mod look;
 pub mod metrics;
 mod owners;
 pub mod plan;
 pub mod pool;
 mod pools;
-mod queue;
+pub mod queue;
 pub mod recover;
 mod runs;
 pub mod score;

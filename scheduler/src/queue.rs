@@ -22,7 +22,8 @@ pub(crate) struct Queue<K> {
 }
 
 /// Keys by time. Pure: `now` is passed in.
-struct Due<K> {
+#[derive(Debug)]
+pub struct Due<K> {
     order: BTreeMap<(Instant, u64), K>,
     times: HashMap<K, (Instant, u64)>,
     serial: u64,
@@ -32,13 +33,8 @@ struct Due<K> {
 
 impl<K: Clone + Eq + Hash> Queue<K> {
     pub(crate) fn new() -> Self {
-        let due = Due {
-            order: BTreeMap::new(),
-            times: HashMap::new(),
-            serial: 0,
-        };
         Self {
-            due: Mutex::new(due),
+            due: Mutex::new(Due::default()),
             changed: Notify::new(),
         }
     }
@@ -87,9 +83,19 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
 // === impl Due ===
 
+impl<K> Default for Due<K> {
+    fn default() -> Self {
+        Self {
+            order: BTreeMap::new(),
+            times: HashMap::new(),
+            serial: 0,
+        }
+    }
+}
+
 impl<K: Clone + Eq + Hash> Due<K> {
     /// Whether the key is now earlier than it was.
-    fn add(&mut self, key: K, at: Instant) -> bool {
+    pub fn add(&mut self, key: K, at: Instant) -> bool {
         if let Some(known) = self.times.get(&key) {
             if known.0 <= at {
                 return false;
@@ -104,7 +110,7 @@ impl<K: Clone + Eq + Hash> Due<K> {
     }
 
     /// The earliest key that is due, else the time to come back.
-    fn take(&mut self, now: Instant) -> Result<K, Option<Instant>> {
+    pub fn take(&mut self, now: Instant) -> Result<K, Option<Instant>> {
         let Some((place, _)) = self.order.first_key_value() else {
             return Err(None);
         };

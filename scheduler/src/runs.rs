@@ -1,12 +1,8 @@
 //! The loop over Runs: one look at one Run at a time, view → plan → write.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use jiff::Timestamp;
-use kruntimes_api::{
-    Run,
-    keys::{PodUid, RunUid},
-};
+use kruntimes_api::{Run, keys::PodUid};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::time::Instant;
 
@@ -16,24 +12,13 @@ use crate::{
     cycle::Ask,
     events::Events,
     facts::{ObjectKey, Signs},
-    fence::{Node, Owner, Presence},
-    hub::{Hub, State},
+    fence::{Node, Presence},
+    hub::Hub,
+    look::{AFTER_READ, Confirmed, Look, Looks, Now, TRY_AGAIN, given_back, heard_live},
     metrics::{Metrics, WriteLabels},
-    plan::{Plan, View, Why, plan},
-    pool,
+    plan::{Plan, Why},
     recover::Kind,
-    snapshot::Snapshot,
 };
-
-/// After a write the watch normally answers within milliseconds; when it has not after this, the
-/// object is read.
-const WATCH_PATIENCE: Duration = Duration::from_secs(2);
-/// Pause after a failure that time may heal.
-const TRY_AGAIN: Duration = Duration::from_secs(5);
-/// Pods of silent owners that are deleted within [`DELETIONS_PERIOD`]. When more are silent at once, what
-/// is ill is their way to Kubernetes; they would all answer again, and deletion cannot be taken back.
-const DELETIONS: usize = 3;
-const DELETIONS_PERIOD: Duration = Duration::from_secs(60);
 
 /// Looks at Runs for one term.
 pub(crate) struct RunLoop<'a> {
@@ -41,28 +26,7 @@ pub(crate) struct RunLoop<'a> {
     pub(crate) writer: Writer,
     pub(crate) metrics: &'a Metrics,
     events: Events,
-    /// Versions that we have written over and that the watch still shows.
-    written: HashMap<RunUid, (Option<String>, Instant)>,
-    /// When Pods were deleted, of late.
-    deleted: Vec<Instant>,
-}
-
-/// What live reads said of an owner.
-struct Confirmed {
-    uid: PodUid,
-    presence: Presence,
-    node: Node,
-}
-
-/// What a look at a Run leads to.
-enum Look {
-    /// It is not there.
-    Gone,
-    /// The watch has not shown yet what we wrote.
-    Wait(Duration),
-    /// The watch is late, or an assignment has an unknown outcome: read it live.
-    Read(Arc<Run>),
-    Do(Arc<Run>, Plan),
+    looks: Looks,
 }
 
 // === impl RunLoop ===
@@ -74,8 +38,7 @@ impl<'a> RunLoop<'a> {
             writer,
             metrics,
             events,
-            written: HashMap::new(),
-            deleted: Vec::new(),
+            looks: Looks::default(),
         }
     }
 
@@ -113,32 +76,12 @@ impl<'a> RunLoop<'a> {
     /// What to do with the Run as the watch shows it.
     fn decide(&mut self, key: &ObjectKey, confirmed: Option<&Confirmed>) -> Look {
         let state = self.hub.lock();
-        let Some((run, uid)) = state
-            .world
-            .run(key)
-            .and_then(|run| Some((Arc::clone(run), run.run_uid()?)))
-        else {
-            return Look::Gone;
+        let now = Now {
+            monotonic: Instant::now(),
+            wall: self.hub.now(),
+            jitter: jitter(),
         };
-        match self.written.get(&uid) {
-            Some((version, since)) if *version == run.metadata.resource_version => {
-                let left = WATCH_PATIENCE.saturating_sub(since.elapsed());
-                return if left.is_zero() {
-                    Look::Read(run)
-                } else {
-                    Look::Wait(left)
-                };
-            }
-            Some(_) => self.written.remove(&uid),
-            None => None,
-        };
-        if state.assumed.of(uid).is_some() {
-            // Its assignment is under way, and the watch shows something older.
-            return Look::Read(run);
-        }
-        let plan = plan(view(&state, key, &run, confirmed, self.hub.now()));
-        drop(state);
-        Look::Do(run, plan)
+        self.looks.look(&state.world, &state.assumed, key, confirmed, now)
     }
 
     /// Reads the owner live; `None` when the API does not tell.
@@ -152,13 +95,10 @@ impl<'a> RunLoop<'a> {
             Err(error) => return failed(error),
         };
         match self.writer.beat(&key.namespace, pod).await {
-            // Also of a Pod that is gone: deleted by force, it may live on. News here is what the watch is late with.
-            Ok(Some(beat)) if beat.holder == uid.as_str() => {
-                let now = Instant::now();
-                self.hub
-                    .change(|state, wakes| state.world.apply_beat(beat, now, wakes));
-            }
-            Ok(_) => {}
+            // Also of a Pod that is gone: deleted by force, it may live on.
+            Ok(beat) => self.hub.change(|state, wakes| {
+                heard_live(&mut state.world, &uid, beat, Instant::now(), wakes);
+            }),
             Err(error) => return failed(error),
         }
         if let Some(live) = live {
@@ -194,16 +134,7 @@ impl<'a> RunLoop<'a> {
             Plan::ConfirmOwner { .. } => self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
             Plan::DeletePod { name, uid } => self.delete_pod(key, &run.spec.runtime, &name, &uid).await,
             Plan::Write { status, why } => {
-                if let Some((_, pod)) = run.assignment() {
-                    let (mut state, now) = (self.hub.lock(), Instant::now());
-                    match (why, run.run_uid()) {
-                        (Why::Recover(Kind::HandedOver), _) => state.world.pass_over(pod.as_str(), now),
-                        (Why::Recover(Kind::TurnedAway), Some(uid)) => {
-                            state.world.turned_away(uid, pod.as_str(), now);
-                        }
-                        _ => {}
-                    }
-                }
+                given_back(&mut self.hub.lock().world, run, why, Instant::now());
                 let result = self.writer.status(run, &status).await;
                 if result == Written::Done {
                     log_write(key, why, status.message.as_deref());
@@ -258,8 +189,7 @@ impl<'a> RunLoop<'a> {
 
     /// The Pod's end, or what its deletion says of it, wakes the Run.
     async fn delete_pod(&mut self, key: &ObjectKey, runtime: &str, name: &str, uid: &PodUid) {
-        self.deleted.retain(|at| at.elapsed() < DELETIONS_PERIOD);
-        if self.deleted.len() >= DELETIONS {
+        if !self.looks.may_delete_pod(Instant::now()) {
             self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
             return;
         }
@@ -272,7 +202,7 @@ impl<'a> RunLoop<'a> {
         self.metrics.run_writes.get_or_create(&labels).inc();
         match result {
             Written::Done => {
-                self.deleted.push(Instant::now());
+                self.looks.deleted_pod(Instant::now());
                 tracing::warn!(run = %Name(key), pod = name, "its silent owner's Pod is deleted");
             }
             Written::Refused(error) | Written::Unknown(error) => {
@@ -283,8 +213,7 @@ impl<'a> RunLoop<'a> {
         self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
     }
 
-    /// Whatever happened, this version is not decided on again before the watch or a read has
-    /// shown what became of it.
+    /// Tells what became of a write.
     fn settle(&mut self, key: &ObjectKey, run: &Run, about: &'static str, result: Written) {
         let labels = WriteLabels {
             about,
@@ -292,25 +221,20 @@ impl<'a> RunLoop<'a> {
         };
         self.metrics.run_writes.get_or_create(&labels).inc();
         match &result {
-            Written::Same => return self.hub.runs.wake_after(key.clone(), TRY_AGAIN),
-            Written::NotLeader => return,
-            Written::Done => {}
+            Written::Same | Written::NotLeader | Written::Done => {}
             Written::Conflict => {
                 tracing::debug!(run = %Name(key), about, "the Run has moved on; deciding again")
             }
             Written::Refused(error) => {
                 tracing::error!(run = %Name(key), about, error, "the API refuses a write");
-                return self.hub.runs.wake_after(key.clone(), 6 * TRY_AGAIN);
             }
             Written::Unknown(error) => {
                 tracing::warn!(run = %Name(key), about, error, "the outcome of a write is unknown")
             }
         }
-        if let Some(uid) = run.run_uid() {
-            self.written
-                .insert(uid, (run.metadata.resource_version.clone(), Instant::now()));
+        if let Some(pause) = self.looks.settle(run, &result, Instant::now()) {
+            self.hub.runs.wake_after(key.clone(), pause);
         }
-        self.hub.runs.wake_after(key.clone(), WATCH_PATIENCE);
     }
 
     /// Reads the Run live, because the watch is late.
@@ -322,32 +246,15 @@ impl<'a> RunLoop<'a> {
                 return self.hub.runs.wake_after(key.clone(), TRY_AGAIN);
             }
         };
-        let uid = run.run_uid();
-        if let Some(uid) = uid {
-            self.written.remove(&uid);
-        }
+        let looks = &mut self.looks;
         self.hub.change(|state, wakes| {
-            if let Some(uid) = uid {
-                // Live and still without the assignment: the write never arrived. If it yet does, the
-                // next write that is guarded by this version is refused.
-                state.assumed.forget(uid);
-            }
-            match live {
-                Some(live) if live.run_uid() == uid => state.world.refresh_run(live, wakes),
-                // Gone, or another one has its name, which the watch brings.
-                _ => state.world.delete_run(run, wakes),
-            }
+            looks.refreshed(run, live, &mut state.world, &mut state.assumed, wakes);
         });
-        self.hub.runs.wake_after(key.clone(), Duration::from_millis(100));
+        self.hub.runs.wake_after(key.clone(), AFTER_READ);
     }
 
-    fn observe(&mut self) {
+    fn observe(&self) {
         let state = self.hub.lock();
-        // Runs that are gone leave nothing behind.
-        if self.written.len() > 1024 {
-            self.written
-                .retain(|_, (_, since)| since.elapsed() < 10 * WATCH_PATIENCE);
-        }
         self.metrics
             .waiting_runs
             .set(i64::try_from(state.world.waiting_runs()).unwrap_or(i64::MAX));
@@ -357,59 +264,6 @@ impl<'a> RunLoop<'a> {
         self.metrics
             .queue_length
             .set(i64::try_from(self.hub.runs.len()).unwrap_or(i64::MAX));
-    }
-}
-
-/// What is known around `run` at this instant.
-fn view<'a>(
-    state: &State,
-    key: &ObjectKey,
-    run: &'a Run,
-    confirmed: Option<&Confirmed>,
-    now: Timestamp,
-) -> View<'a> {
-    let world = &state.world;
-    let owner = run.assignment().map(|(name, uid)| {
-        let silence = world.silence(uid.as_str(), Instant::now());
-        if let Some(confirmed) = confirmed.filter(|it| it.uid == uid) {
-            return Owner {
-                presence: confirmed.presence,
-                silence,
-                confirmed: true,
-                node: confirmed.node,
-            };
-        }
-        let seen = world.pod(&ObjectKey::new(key.namespace.clone(), name));
-        let presence = seen
-            .filter(|it| it.uid == uid)
-            .map_or(Presence::NotSeen, |it| Presence::There(it.signs));
-        Owner {
-            presence,
-            silence,
-            confirmed: false,
-            node: Node::Silent,
-        }
-    });
-    let runtime = ObjectKey::new(key.namespace.clone(), run.spec.runtime.clone());
-    let snapshot = || {
-        let now = Instant::now();
-        let mut snapshot = Snapshot::take(world, &state.assumed, &runtime, now);
-        if let Some(pod) = run.run_uid().and_then(|uid| world.refused_by(uid, now)) {
-            snapshot.avoid(pod);
-        }
-        snapshot
-    };
-    View {
-        run,
-        declared: world.runtime(&runtime).map(|it| pool::capacity(&it.spec)),
-        snapshot: if owner.is_none() {
-            snapshot()
-        } else {
-            Snapshot::default()
-        },
-        owner,
-        now,
-        jitter: jitter(),
     }
 }
 

@@ -42,6 +42,7 @@ const DECIDING: &[&str] = &[
     "scheduler/src/assumed.rs",
     "scheduler/src/cycle.rs",
     "scheduler/src/filter.rs",
+    "scheduler/src/look.rs",
     "scheduler/src/plan.rs",
     "scheduler/src/pool.rs",
     "scheduler/src/recover.rs",

@@ -32,12 +32,14 @@ impl<V: Clone> Table<V> {
             kept.insert(key.clone());
             changes.push((key, old, Some(new)));
         }
-        let gone: Vec<_> = self
+        let mut gone: Vec<_> = self
             .rows
             .keys()
             .filter(|key| scope.is_none_or(|it| it == key.namespace) && !kept.contains(*key))
             .cloned()
             .collect();
+        // The same list changes the same things in the same order.
+        gone.sort_unstable();
         for key in gone {
             let old = self.rows.remove(&key);
             changes.push((key, old, None));
