@@ -11,11 +11,14 @@ use std::{
 use kruntimes_api::keys::{Attempt, RunKey, RunUid};
 use kruntimes_proto::{
     failure::{Dispatched, Failure, Reason},
-    ids::RegistrationId,
+    ids::{InvocationId, RegistrationId},
 };
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{outputs::OutputsDir, slots::Slot};
+use crate::{
+    outputs::OutputsDir,
+    slots::{Slot, Taken},
+};
 
 /// Every registration of this Pod. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -178,6 +181,38 @@ impl Entry {
             (Gate::Superseded, _) => (Reason::StaleRoute, "a newer attempt has replaced this one"),
         };
         Err(Failure::new(reason, detail))
+    }
+
+    /// Takes the slot for a call that ends at `until` at the latest.
+    ///
+    /// # Errors
+    /// Why it may not begin; nothing was started.
+    pub fn begin(
+        &self,
+        id: InvocationId,
+        now: Instant,
+        until: Instant,
+    ) -> Result<(Arc<Registered>, Taken), Failure> {
+        let registered = self.callable()?;
+        let taken = match self.slot.take(id, now, until) {
+            Ok(taken) => taken,
+            Err(busy) => {
+                // Whoever ends the Run takes the slot first and closes the gate then.
+                self.callable()?;
+                let left = busy.until.saturating_duration_since(now);
+                return Err(
+                    Failure::new(Reason::Busy, "a call of this function is running").busy_at_most(left)
+                );
+            }
+        };
+        // The gate may have closed, or opened for another registration, before the slot was ours.
+        if !Arc::ptr_eq(&self.callable()?, &registered) {
+            return Err(Failure::new(
+                Reason::Recovering,
+                "the function is being registered again",
+            ));
+        }
+        Ok((registered, taken))
     }
 
     /// The gate as it is.

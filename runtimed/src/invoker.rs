@@ -125,7 +125,7 @@ impl Invoker {
     ) -> Result<Answer, Failure> {
         bounds::check_request(&call.message)?;
         self.heard(Instant::now())?;
-        let registered = entry.callable()?;
+        entry.callable()?;
         // Asking Kubernetes was part of the caller's time: the gateway does not wait longer for it.
         let until = arrived + request::deadline(call.message.timeout_millis, entry.ends, arrived)?;
         let now = Instant::now();
@@ -138,24 +138,7 @@ impl Invoker {
             .dispatched(Dispatched::No)
             .by(Component::Runtimed));
         }
-        let taken = match entry.slot.take(call.id.clone(), now, until) {
-            Ok(taken) => taken,
-            Err(busy) => {
-                // Whoever ends the Run takes the slot first and closes the gate then.
-                entry.callable()?;
-                let left = busy.until.saturating_duration_since(now);
-                return Err(
-                    Failure::new(Reason::Busy, "a call of this function is running").busy_at_most(left)
-                );
-            }
-        };
-        // The gate may have closed, or opened for another registration, before the slot was ours.
-        if !Arc::ptr_eq(&entry.callable()?, &registered) {
-            return Err(Failure::new(
-                Reason::Recovering,
-                "the function is being registered again",
-            ));
-        }
+        let (registered, taken) = entry.begin(call.id.clone(), now, until)?;
         registered
             .outputs
             .empty()
