@@ -174,13 +174,7 @@ impl Looks {
 }
 
 /// Takes in a heartbeat of the Pod `uid` that was read live. News here is what the watch is late with.
-pub fn heard_live(
-    world: &mut World,
-    uid: &PodUid,
-    live: Option<BeatFacts>,
-    now: Instant,
-    wakes: &mut Wakes,
-) {
+pub fn heard_live(world: &mut World, uid: &PodUid, live: Option<BeatFacts>, now: Instant, wakes: &mut Wakes) {
     if let Some(beat) = live.filter(|beat| beat.holder == uid.as_str()) {
         world.apply_beat(beat, now, wakes);
     }
