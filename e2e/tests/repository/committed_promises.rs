@@ -118,6 +118,7 @@ fn holders() -> BTreeMap<Number, Holders> {
         "scheduler",
         "runtime-server",
         "e2e",
+        "sim",
         "loadtest",
         "charts",
     ] {
