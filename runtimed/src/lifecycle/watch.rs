@@ -53,7 +53,16 @@ pub async fn run(
                 }
             }
             Ok(Event::InitDone) => {
-                // What is registered here already comes before what is new: it holds its capacity.
+                let first_list = ready.take();
+                // What is registered here already comes before what is new: it holds its capacity, also when
+                // the list is too old to show it.
+                if first_list.is_some() {
+                    for (uid, record) in journal.all() {
+                        if !listed.contains(&uid) {
+                            drivers.tell(record.key(uid), Seen::Doubt);
+                        }
+                    }
+                }
                 first.sort_by_key(|run| run.run_uid().is_none_or(|uid| journal.get(uid).is_none()));
                 for run in first.drain(..) {
                     tell(&drivers, run);
@@ -63,15 +72,7 @@ pub async fn run(
                         drivers.doubt(uid);
                     }
                 }
-                if let Some(guard) = ready.take() {
-                    // What an earlier process of this Pod left behind.
-                    for (uid, record) in journal.all() {
-                        if !listed.contains(&uid) {
-                            drivers.tell(record.key(uid), Seen::Doubt);
-                        }
-                    }
-                    drop(guard);
-                }
+                drop(first_list);
             }
             Ok(Event::Apply(run)) => tell(&drivers, run),
             Ok(Event::Delete(run)) => {

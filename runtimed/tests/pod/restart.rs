@@ -160,3 +160,22 @@ async fn new_runs_do_not_push_out_old_ones() {
         kubernetes.ready(name).await;
     }
 }
+
+/// The same when the first list is so old that it does not show them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_runs_do_not_push_out_old_ones_that_a_list_lacks() {
+    let (kubernetes, server) = (Kubernetes::new(), FakeServer::new());
+    let doomed = Doomed::start(&kubernetes, &server).await;
+    for name in ["x", "y"] {
+        kubernetes.put(&assigned(name).build());
+        kubernetes.ready(name).await;
+    }
+    let disk = doomed.kill();
+    kubernetes.put(&assigned("a-new-one").build());
+    kubernetes.relist_without(&["x", "y"]);
+    let _pod = again(&kubernetes, &server, disk).await;
+    kubernetes.until_reason("a-new-one", "CapacityRefused").await;
+    for name in ["x", "y"] {
+        kubernetes.ready(name).await;
+    }
+}
