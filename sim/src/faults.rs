@@ -10,7 +10,7 @@ use crate::{
     pods::NODES,
     rng::Rng,
     sim::{Actor, Event, GATEWAYS, SCHEDULERS, Sim},
-    watch::Break,
+    watch::{Behind, Break},
 };
 
 /// What a seed tries.
@@ -47,9 +47,10 @@ enum Kind {
     BreakWatch,
     ExpireWatch,
     SlowWatch,
+    ServerBehind,
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::DeletePod,
     Kind::DeletePodByForce,
     Kind::CrashDaemon,
@@ -66,6 +67,7 @@ const KINDS: [Kind; 16] = [
     Kind::BreakWatch,
     Kind::ExpireWatch,
     Kind::SlowWatch,
+    Kind::ServerBehind,
 ];
 
 /// What becomes good again.
@@ -209,6 +211,15 @@ impl Sim {
                     self.slow_watch(watch, long, lag);
                 }
             }
+            Kind::ServerBehind => {
+                self.injected("API server behind");
+                let (lag, salt) = (self.rng.range(SECOND, 40 * SECOND), self.rng.next());
+                self.behind = Some(Behind {
+                    until: long,
+                    lag,
+                    salt,
+                });
+            }
         }
     }
 
@@ -267,6 +278,7 @@ impl Sim {
         self.quiet = true;
         self.cut.clear();
         self.cut_hops.clear();
+        self.behind = None;
         for node in 0..NODES {
             self.set_node(node, false, false);
         }

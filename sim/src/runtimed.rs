@@ -204,11 +204,17 @@ impl Sim {
         let first = !std::mem::replace(&mut daemon.listed, true);
         let driven: Vec<RunUid> = daemon.drivers.keys().copied().collect();
         let journal: Vec<RunUid> = it.journal.keys().copied().collect();
+        let listed: BTreeSet<RunUid> = runs.iter().filter_map(|run| run.run_uid()).collect();
         if first {
-            // What is registered here already comes before what is new: it holds its capacity.
+            // What is registered here already comes before what is new, as in the product's `watch`.
+            for uid in journal.iter().filter(|uid| !listed.contains(uid)) {
+                let record = self.pods.get(&pod).and_then(|it| it.journal.get(uid));
+                if let Some(key) = record.map(|it| it.key(*uid)) {
+                    self.tell(pod, key, Seen::Doubt);
+                }
+            }
             runs.sort_by_key(|run| run.run_uid().is_none_or(|uid| !journal.contains(&uid)));
         }
-        let listed: BTreeSet<RunUid> = runs.iter().filter_map(|run| run.run_uid()).collect();
         for run in runs.drain(..) {
             self.tell_driver(pod, run);
         }
@@ -216,12 +222,6 @@ impl Sim {
             self.doubt(pod, uid);
         }
         if first {
-            for uid in journal.into_iter().filter(|uid| !listed.contains(uid)) {
-                let record = self.pods.get(&pod).and_then(|it| it.journal.get(&uid));
-                if let Some(key) = record.map(|it| it.key(uid)) {
-                    self.tell(pod, key, Seen::Doubt);
-                }
-            }
             self.probe_soon(pod);
         }
     }

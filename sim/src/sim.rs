@@ -22,7 +22,7 @@ use crate::{
     rng::Rng,
     scheduler::Scheduler,
     server::Word,
-    watch::{Break, Watch},
+    watch::{Behind, Watch},
 };
 
 /// One for all: an open directory that is removed already.
@@ -82,7 +82,6 @@ pub(crate) enum Event {
     Reconnect {
         watch: u64,
         epoch: u64,
-        how: Break,
     },
     Listed {
         watch: u64,
@@ -202,6 +201,8 @@ pub(crate) struct Sim {
     pub(crate) frozen: BTreeMap<Actor, Time>,
     /// Schedulers and gateways that do not reach the API server.
     pub(crate) cut: BTreeSet<Actor>,
+    /// One of two API servers is behind.
+    pub(crate) behind: Option<Behind>,
     /// Gateways and nodes that do not reach each other.
     pub(crate) cut_hops: BTreeSet<(usize, usize)>,
     pub(crate) clients: Clients,
@@ -239,6 +240,7 @@ impl Sim {
             schedulers: (0..SCHEDULERS).map(|_| Scheduler::new(0)).collect(),
             gateways: (0..GATEWAYS).map(|_| Gateway::new(0, false)).collect(),
             frozen: BTreeMap::new(),
+            behind: None,
             cut: BTreeSet::new(),
             cut_hops: BTreeSet::new(),
             clients: Clients::default(),
@@ -503,7 +505,7 @@ impl Sim {
             } => self.api_arrive(origin, *request, until),
             Event::ApiReply { origin, reply } => self.api_reply(origin, *reply),
             Event::Deliver { watch, epoch } => self.deliver(watch, epoch),
-            Event::Reconnect { watch, epoch, how } => self.reconnect(watch, epoch, how),
+            Event::Reconnect { watch, epoch } => self.reconnect(watch, epoch),
             Event::Listed {
                 watch,
                 epoch,

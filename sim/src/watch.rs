@@ -6,6 +6,7 @@ use kruntimes_gateway::routes::Entry;
 use crate::{
     api::{Change, Kind, Object},
     clock::{MS, SECOND, Time},
+    rng::Rng,
     sim::{Actor, Event, Sim},
 };
 
@@ -20,6 +21,8 @@ pub(crate) struct Watch {
     /// Changes before this one are delivered.
     position: usize,
     connected: bool,
+    /// No list has come yet, or what it had is too old to go on from.
+    must_list: bool,
     scheduled: bool,
     /// Grows with every break: what was on its way is lost.
     epoch: u64,
@@ -33,6 +36,16 @@ pub(crate) enum News {
     Apply(Object, Option<Entry>),
     Delete(Object, Option<Entry>),
     Reset(Vec<(Object, Option<Entry>)>),
+}
+
+/// An API server that is behind: the lists and watches that it serves show what was. Writes and reads of one
+/// object are never behind. The watches of one process may be served by different servers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Behind {
+    pub(crate) until: Time,
+    pub(crate) lag: Time,
+    /// Decides which watches it serves.
+    pub(crate) salt: u64,
 }
 
 /// How a watch breaks.
@@ -84,6 +97,7 @@ impl Sim {
                 filter,
                 position: 0,
                 connected: false,
+                must_list: true,
                 scheduled: false,
                 epoch: 0,
                 slow: (0, 0),
@@ -114,10 +128,12 @@ impl Sim {
     fn schedule_delivery(&mut self, id: u64) {
         let usual = self.rng.range(MS, 20 * MS);
         let now = self.now;
+        let behind = self.behind_for(id);
         let Some(watch) = self.watches.get_mut(&id) else {
             return;
         };
         let lag = if watch.slow.0 > now { watch.slow.1 } else { 0 };
+        let lag = lag.max(behind);
         watch.scheduled = true;
         let epoch = watch.epoch;
         self.at(now + usual + lag, Event::Deliver { watch: id, epoch });
@@ -179,26 +195,20 @@ impl Sim {
         watch.epoch += 1;
         watch.connected = false;
         watch.scheduled = false;
+        watch.must_list |= how == Break::Expire;
         let epoch = watch.epoch;
-        self.at(
-            now + pause,
-            Event::Reconnect {
-                watch: id,
-                epoch,
-                how,
-            },
-        );
+        self.at(now + pause, Event::Reconnect { watch: id, epoch });
     }
 
-    pub(crate) fn reconnect(&mut self, id: u64, epoch: u64, how: Break) {
+    pub(crate) fn reconnect(&mut self, id: u64, epoch: u64) {
         let Some(watch) = self.watches.get(&id).filter(|it| it.epoch == epoch) else {
             return;
         };
         if self.life_of(watch.actor) != Some(watch.life) {
             self.watches.remove(&id);
         } else if !self.reaches_api(watch.actor) {
-            self.break_watch(id, how);
-        } else if how == Break::Expire {
+            self.break_watch(id, Break::Resume);
+        } else if watch.must_list {
             self.begin_list(id);
         } else {
             self.connect(id);
@@ -214,7 +224,11 @@ impl Sim {
 
     fn begin_list(&mut self, id: u64) {
         let mut position = self.api.log.len();
-        if !self.quiet && self.rng.chance(self.profile.stale_lists) {
+        let behind = self.behind_for(id);
+        if behind > 0 {
+            let since = self.now.saturating_sub(behind);
+            position = self.api.log.partition_point(|it| it.at <= since);
+        } else if !self.quiet && self.rng.chance(self.profile.stale_lists) {
             // From a server that lags behind, with its watches too.
             let most = if self.rng.chance(300) { 40 } else { 6 };
             let lag = self.rng.range(0, most * SECOND);
@@ -248,11 +262,12 @@ impl Sim {
             return;
         }
         if !self.reaches_api(actor) {
-            return self.break_watch(id, Break::Expire);
+            return self.break_watch(id, Break::Resume);
         }
         let Some(watch) = self.watches.get_mut(&id) else {
             return;
         };
+        watch.must_list = false;
         watch.position = position;
         let filter = watch.filter.clone();
         let all = self.api.list(kind, position);
@@ -268,6 +283,18 @@ impl Sim {
             .collect();
         self.connect(id);
         self.deliver_news(actor, kind, News::Reset(all));
+    }
+
+    /// How far behind the API server is that serves this watch.
+    fn behind_for(&self, id: u64) -> Time {
+        let Some(it) = self.behind.filter(|it| it.until > self.now) else {
+            return 0;
+        };
+        if Rng::new(it.salt ^ id).chance(500) {
+            it.lag
+        } else {
+            0
+        }
     }
 
     /// Makes a watch slow for a while.
