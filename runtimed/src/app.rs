@@ -109,11 +109,9 @@ impl Outside {
     /// # Errors
     /// When the configuration is wrong.
     pub async fn from_environment(args: &Args) -> anyhow::Result<Self> {
-        let mut config = kube::Config::infer()
+        let config = kube::Config::infer()
             .await
             .context("reading the Kubernetes configuration")?;
-        // Each caller here decides itself whether and when to try again.
-        config.default_retry = false;
         let anonymous = match args.caller_credential {
             CallerCredential::Omit => None,
             CallerCredential::Forward => {
@@ -126,7 +124,7 @@ impl Outside {
             None => Arc::new(GatewayIsEnough),
         };
         Ok(Self {
-            client: Client::try_from(config).context("setting up the Kubernetes client")?,
+            client: kruntimes_cluster::client(&config).context("setting up the Kubernetes client")?,
             callers,
             anonymous,
             server: RuntimeServer::connect_lazy(&args.server),

@@ -31,7 +31,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         .await
         .context("read the Kubernetes configuration (KUBECONFIG or in-cluster)")?;
     tracing::info!(cluster = %config.cluster_url, "starting");
-    let client = Client::try_from(config).context("make a Kubernetes client")?;
+    let client = kruntimes_cluster::client(&config).context("make a Kubernetes client")?;
     // A standby is ready: it is there to take over, and nobody calls it.
     drop(starting);
     drain.spawn(

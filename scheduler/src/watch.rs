@@ -8,6 +8,7 @@ use kruntimes_api::{
     Run, Runtime,
     names::{LABEL_RUNTIME, LEASE_LABEL_RUNTIME},
 };
+use kruntimes_cluster::Pauses;
 use kube::{
     Api, Client, Resource,
     core::NamespaceResourceScope,
@@ -72,7 +73,7 @@ async fn follow<K: Watched>(client: &Client, scope: Option<&str>, hub: &Hub) {
     };
     let kind = K::kind(&());
     let config = K::config().timeout(WATCH_SECONDS);
-    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut events = watcher(api, config).backoff(Pauses::default()).boxed();
     let mut listed = Vec::new();
     let mut first = true;
     while let Some(event) = events.next().await {

@@ -7,13 +7,13 @@ use std::{
 
 use futures::StreamExt as _;
 use kruntimes_api::names;
+use kruntimes_cluster::Pauses;
 use kruntimes_ops::{
     drain::Drain,
     readiness::{Guard, Readiness},
 };
 use kube::{
     Api, Client, Config,
-    client::ClientBuilder,
     core::{ApiResource, GroupVersionKind},
     runtime::{WatchStreamExt as _, watcher},
 };
@@ -71,9 +71,7 @@ fn client(config: &Config, age: RouteAge) -> Result<Client, kube::Error> {
         }
         response
     });
-    Ok(ClientBuilder::try_from(config.clone())?
-        .with_layer(&noting)
-        .build())
+    Ok(kruntimes_cluster::builder(config)?.with_layer(&noting).build())
 }
 
 fn api(client: Client, scope: &Scope) -> Api<SeenRun> {
@@ -89,7 +87,10 @@ async fn run(api: Api<SeenRun>, scope: Scope, table: Arc<Shared>, age: RouteAge,
     let config = watcher::Config::default()
         .fields(FUNCTIONS)
         .timeout(WATCH_TIMEOUT_SECONDS);
-    let mut batches = watcher(api, config).default_backoff().ready_chunks(BATCH).boxed();
+    let mut batches = watcher(api, config)
+        .backoff(Pauses::default())
+        .ready_chunks(BATCH)
+        .boxed();
     let mut guard = Some(guard);
     let mut listing = Vec::new();
     let mut failing = false;

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use kruntimes_api::Run;
+use kruntimes_cluster::Pauses;
 use kruntimes_ops::readiness::Guard;
 use kube::{
     Api,
@@ -32,7 +33,7 @@ pub async fn run(
     let config = watcher::Config::default()
         .fields(&format!("status.assignedPod={pod}"))
         .timeout(WATCH_SECONDS);
-    let events = watcher(runs, config).default_backoff();
+    let events = watcher(runs, config).backoff(Pauses::default());
     let mut events = std::pin::pin!(events.map_err(|error| error.to_string()));
     let mut listed = HashSet::new();
     let mut first = Vec::new();
