@@ -24,7 +24,7 @@ use kruntimes_e2e::{
 };
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams},
+    api::{DeleteParams, ListParams, LogParams, PostParams},
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use serde_json::json;
@@ -183,6 +183,7 @@ async fn an_installation_lives_through_changes() -> Result<()> {
     let first = world.function("first", ECHO).await?;
     let second = world.function("second", ECHO).await?;
     upgrade_fails_no_call(&release, &world, &[&first, &second]).await?;
+    old_crds_fail_closed(&release, &world, &first).await?;
     let authority = Authority::new()?;
     existing_secret(&release, &mut world, &first, &authority).await?;
     scoped_with_an_issuer(&release, &mut world, &first, &authority).await?;
@@ -270,6 +271,60 @@ async fn upgrade_fails_no_call(release: &Release, world: &World, functions: &[&F
         run.spec.names.short_names
     );
     Ok(())
+}
+
+/// C-7.5: a CRD of before refuses what it does not know and drops nothing. What was Ready stays callable, what is
+/// new waits, the log says what to do, and once that is done all goes on.
+async fn old_crds_fail_closed(release: &Release, world: &World, ready: &Function) -> Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(release.cluster.client.clone());
+    let bundle = knowing_of_bundles(&crds, None).await?;
+    ensure!(bundle.is_some(), "the CRD has no status.endpoint.caBundle");
+
+    let new = world.create("new", world.spec(ECHO)).await?;
+    eventually("the owner says what is wrong", || async {
+        let mut said = String::new();
+        for pod in world.pod_names().await? {
+            let runtimed = LogParams {
+                container: Some("runtimed".to_owned()),
+                ..LogParams::default()
+            };
+            said.push_str(&world.pods().logs(&pod, &runtimed).await?);
+        }
+        let named = said.contains("unknown field") && said.contains("status.endpoint.caBundle");
+        Ok((named && said.contains("apply those of its chart")).then_some(()))
+    })
+    .await?;
+    let run = world.runs().get(&new.name).await?;
+    ensure!(!run.is_ready() && !run.phase().is_terminal(), "{:?}", run.status);
+    world.invoke_until(ready, "1", 200).await?;
+
+    knowing_of_bundles(&crds, bundle).await?;
+    world.ready(&new).await?;
+    world.invoke_until(&new, "1", 200).await?;
+    world.delete(&new.name).await?;
+    world.gone(&new.name).await
+}
+
+/// Sets the schema of `status.endpoint.caBundle` in the CRD of Runs, and returns the one of before.
+async fn knowing_of_bundles(
+    crds: &Api<CustomResourceDefinition>,
+    schema: Option<serde_json::Value>,
+) -> Result<Option<serde_json::Value>> {
+    let mut crd = serde_json::to_value(crds.get("runs.kruntimes.io").await?)?;
+    let endpoint = crd
+        .pointer_mut(
+            "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/endpoint/properties",
+        )
+        .and_then(serde_json::Value::as_object_mut)
+        .context("the CRD describes status.endpoint")?;
+    let before = match schema {
+        Some(schema) => endpoint.insert("caBundle".to_owned(), schema),
+        None => endpoint.remove("caBundle"),
+    };
+    let crd = serde_json::from_value(crd)?;
+    crds.replace("runs.kruntimes.io", &PostParams::default(), &crd)
+        .await?;
+    Ok(before)
 }
 
 async fn pool_image(world: &World, container: &str) -> Result<String> {

@@ -16,7 +16,7 @@ use kruntimes_api::{
 };
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, Preconditions, ValidationDirective},
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -203,7 +203,7 @@ impl Written {
             404 | 409 | 410 => Self::Conflict,
             // Throttled or broken before or after the write: only a read can tell.
             429 | 500.. => Self::Unknown(error.to_string()),
-            _ => Self::Refused(status.message.clone()),
+            _ => Self::Refused(status::refusal(&status.message)),
         }
     }
 
@@ -231,6 +231,8 @@ async fn answered<T>(read: impl Future<Output = Result<T, kube::Error>>) -> Resu
 fn params() -> PatchParams {
     PatchParams {
         field_manager: Some(MANAGER_SCHEDULER.to_owned()),
+        // An older CRD refuses what it does not know; by default it would drop that and take the rest.
+        field_validation: Some(ValidationDirective::Strict),
         ..PatchParams::default()
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use kruntimes_api::{Runtime, RuntimeStatus, names::MANAGER_SCHEDULER};
+use kruntimes_api::{Runtime, RuntimeStatus, names::MANAGER_SCHEDULER, status};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{Patch, PatchParams, ValidationDirective},
 };
 use tokio::{
     sync::watch,
@@ -256,6 +256,7 @@ impl<'a> PoolLoop<'a> {
         let api: Api<Runtime> = Api::namespaced(self.client.clone(), &key.namespace);
         let params = PatchParams {
             field_manager: Some(MANAGER_SCHEDULER.to_owned()),
+            field_validation: Some(ValidationDirective::Strict),
             ..PatchParams::default()
         };
         match timeout(
@@ -271,7 +272,7 @@ impl<'a> PoolLoop<'a> {
                 self.hub.runtimes.wake_after(key.clone(), CONFLICT_PAUSE);
                 Ok(())
             }
-            Ok(Err(error)) => Err(error.to_string()),
+            Ok(Err(error)) => Err(status::refusal(&error.to_string())),
             Err(_) => Err("no answer".to_owned()),
         }
     }

@@ -173,6 +173,19 @@ fn as_value(status: &impl Serialize) -> Value {
     serde_json::to_value(status).unwrap_or_else(|_| json!({}))
 }
 
+/// What a refused write says to people. Writes are sent with `fieldValidation=Strict`, so that a CRD that is older
+/// than the writer refuses what it does not know, where it would else drop it and take the rest.
+#[must_use]
+pub fn refusal(message: &str) -> String {
+    if message.contains("unknown field") {
+        format!(
+            "{message}; the CRDs are older than this program: apply those of its chart, or set crds.enabled"
+        )
+    } else {
+        message.to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,6 +195,16 @@ mod tests {
 
     fn later() -> Timestamp {
         Timestamp::from_second(60).unwrap()
+    }
+
+    #[test]
+    fn an_old_crd_is_named_with_its_remedy() {
+        let told = refusal("strict decoding error: unknown field \"status.owner\"");
+        assert!(
+            told.contains("status.owner") && told.contains("apply those of its chart"),
+            "{told}"
+        );
+        assert_eq!(refusal("denied by policy"), "denied by policy");
     }
 
     #[test]

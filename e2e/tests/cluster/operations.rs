@@ -1,12 +1,12 @@
 //! Operating an installation on a real cluster: certificates renewed by cert-manager,
 //! gateways replaced, rights withdrawn, memory running out.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kruntimes_e2e::{
-    call::Version,
+    call::{Call, Version},
     cluster::{Cluster, eventually},
     install,
     load::Callers,
@@ -15,9 +15,11 @@ use kruntimes_e2e::{
 };
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
+
+const ECHO: &str = "def handler(event, context):\n    return event\n";
 
 /// C-3.6.
 #[tokio::test]
@@ -80,6 +82,46 @@ async fn certificates_and_gateways_are_replaced_under_load() -> Result<()> {
     );
     ensure!(tally.calls > 500, "only {} calls were made", tally.calls);
     world.close().await
+}
+
+/// C-3.5: a caller who has seen that a function is Ready is answered by it at once, whichever gateway is asked.
+#[tokio::test]
+async fn every_gateway_calls_what_is_ready() -> Result<()> {
+    let world = install::world(&Cluster::node().await?, 1, 8).await?;
+    let gateways = gateways(&world).await?;
+    ensure!(gateways.len() > 1, "one gateway is no choice: {gateways:?}");
+    for index in 0..8 {
+        let name = format!("fresh-{index}");
+        let function = world.create(&name, world.spec(ECHO)).await?;
+        world.ready(&function).await?;
+        let call = Call::invoke(&function.path, &world.token, index.to_string());
+        for address in &gateways {
+            let mut gateway = world.gateway.clone();
+            gateway.address = *address;
+            let answer = gateway.send(&call).await?;
+            ensure!(
+                answer.status == 200 && answer.json() == index,
+                "{name} at {address}: {} {:?}",
+                answer.status,
+                answer.body
+            );
+        }
+    }
+    world.close().await
+}
+
+/// Where each gateway listens, without the Service before it.
+async fn gateways(world: &World) -> Result<Vec<SocketAddr>> {
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), &install::system_namespace());
+    let ours = ListParams::default().labels("app.kubernetes.io/name=kruntimes-gateway");
+    let mut found = Vec::new();
+    for pod in pods.list(&ours).await? {
+        let leaving = pod.metadata.deletion_timestamp.is_some();
+        if let Some(address) = pod.status.and_then(|it| it.pod_ip).filter(|_| !leaving) {
+            found.push(SocketAddr::new(address.parse()?, 8443));
+        }
+    }
+    Ok(found)
 }
 
 /// What `cmctl renew` does: cert-manager sees that it should issue again.

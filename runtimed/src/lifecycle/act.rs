@@ -16,7 +16,7 @@ use kruntimes_api::{
 use kruntimes_ops::drain::Drain;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{Patch, PatchParams, ValidationDirective},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -144,6 +144,8 @@ impl Pod {
         let name = run.metadata.name.as_deref().unwrap_or_default();
         let params = PatchParams {
             field_manager: Some(MANAGER_RUNTIMED.to_owned()),
+            // An older CRD refuses what it does not know; by default it would drop that and take the rest.
+            field_validation: Some(ValidationDirective::Strict),
             ..PatchParams::default()
         };
         let patch = Patch::Merge(patch);
@@ -158,7 +160,7 @@ impl Pod {
             Ok(Ok(run)) => (Written::Done(Box::new(run)), "ok"),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => (Written::Conflict, "conflict"),
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => (Written::Conflict, "gone"),
-            Ok(Err(error)) => (Written::Failed(error.to_string()), "failed"),
+            Ok(Err(error)) => (Written::Failed(status::refusal(&error.to_string())), "failed"),
             Err(_) => (Written::Failed(format!("no answer within {REQUEST:?}")), "failed"),
         };
         count(&self.numbers.writes, outcome);
