@@ -1,12 +1,12 @@
 //! The hop as seen from the gateway: what the owner gets, and who is taken for an owner (contract 4; bug scenarios
-//! 15, 23, 34 and 61).
+//! 8, 10, 15, 23, 34 and 61).
 
 use std::time::Duration;
 
 use http::Version;
 use kruntimes_api::fixtures;
 
-use crate::common::{ALICE, World, eventually, owner};
+use crate::common::{ALICE, World, admin, eventually, owner, wait_for};
 
 /// Contract 4: client headers of the hop's names never pass; scenario 23.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,6 +113,58 @@ async fn an_owner_that_cannot_be_reached_is_503_and_back_by_itself() {
         (caller.call(&function.path, "1").await.status == 200).then_some(())
     })
     .await;
+}
+
+/// Scenario 8: an owner that cannot be dialled for a while is called again without any news from Kubernetes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_that_failed_is_tried_again_without_an_event() {
+    let world = World::start().await;
+    let caller = world.caller();
+    let function = world.function("demo", "hello");
+    wait_for(&caller, &function).await;
+    // The kernel still accepts; nobody answers the handshake.
+    world.owner.freeze();
+    let answer = caller.call(&function.path, "1").await;
+    assert_eq!(
+        (answer.status, answer.reason(), answer.dispatched()),
+        (503, "OwnerUnreachable".to_owned(), "no".to_owned())
+    );
+    world.owner.thaw();
+    eventually("the owner is called again", || async {
+        (caller.call(&function.path, "1").await.status == 200).then_some(())
+    })
+    .await;
+}
+
+/// Scenario 10: an owner that takes calls and answers none takes nothing from the functions of others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wedged_owner_holds_up_nobody_else() {
+    let world = World::start().await;
+    let caller = world.caller();
+    let wedged = owner::Owner::start(&world.pki).await;
+    let gate = wedged.gate();
+    let stuck: Vec<_> = (0..10)
+        .map(|index| world.function_of(&wedged, "demo", &format!("stuck-{index}")))
+        .collect();
+    let others: Vec<_> = (0..40)
+        .map(|index| world.function("demo", &format!("other-{index}")))
+        .collect();
+    let waiting = futures::future::join_all(stuck.iter().map(|it| caller.call(&it.path, "1")));
+    let goes_on = async {
+        wedged.arrived(stuck.len()).await;
+        for function in &others {
+            assert_eq!(caller.call(&function.path, "1").await.status, 200);
+        }
+        assert!(
+            admin(&world.gateway, "/readyz")
+                .await
+                .starts_with("HTTP/1.1 200 ")
+        );
+        // Until here not one of the others had its answer.
+        gate.add_permits(stuck.len());
+    };
+    let (answers, ()) = tokio::join!(waiting, goes_on);
+    assert!(answers.iter().all(|it| it.status == 200), "{answers:?}");
 }
 
 /// Contract 4: a reused Pod address cannot receive a token; scenario 15.

@@ -110,6 +110,43 @@ async fn every_gateway_calls_what_is_ready() -> Result<()> {
     world.close().await
 }
 
+/// C-3.12, bug scenario 50: a client that follows RFC 5280 to the letter, as Python does since 3.13, accepts the
+/// gateway's certificate by the CA that a Run publishes.
+#[tokio::test]
+async fn a_strict_client_trusts_the_published_ca() -> Result<()> {
+    const STRICT: &str = "import socket, ssl, sys\n\
+        address, name, bundle = sys.argv[1:]\n\
+        context = ssl.create_default_context(cafile=bundle)\n\
+        context.verify_flags |= ssl.VERIFY_X509_STRICT\n\
+        with socket.create_connection((address, 443), 10) as plain:\n\
+        \x20   with context.wrap_socket(plain, server_hostname=name) as secured:\n\
+        \x20       print(secured.version())\n";
+    let world = install::world(&Cluster::node().await?, 1, 8).await?;
+    let function = world.function("strict", ECHO).await?;
+    let run = world.ready(&function).await?;
+    let published = run.status.and_then(|it| it.endpoint?.ca_bundle);
+    let folder = tempfile::tempdir()?;
+    let bundle = folder.path().join("ca.crt");
+    std::fs::write(&bundle, published.context("the Run publishes a CA")?.0)?;
+    let asked = tokio::process::Command::new("python3")
+        .args([
+            "-c",
+            STRICT,
+            &world.gateway.address.ip().to_string(),
+            &world.gateway.name,
+        ])
+        .arg(&bundle)
+        .output()
+        .await?;
+    let said = String::from_utf8_lossy(&asked.stdout);
+    ensure!(
+        said.trim() == "TLSv1.3",
+        "{said} {}",
+        String::from_utf8_lossy(&asked.stderr)
+    );
+    world.close().await
+}
+
 /// Where each gateway listens, without the Service before it.
 async fn gateways(world: &World) -> Result<Vec<SocketAddr>> {
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), &install::system_namespace());
