@@ -136,6 +136,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         admission,
         hop: Client::new(channels, args.caller_credential),
         questions: Questions::new(age),
+        handover: args.handover_wait,
     };
     let socket = TcpListener::bind(args.listen)
         .await

@@ -72,6 +72,11 @@ pub struct Args {
     #[arg(long, env = "KRUNTIMES_MAX_IN_FLIGHT_PER_NAMESPACE", default_value_t = 512)]
     pub max_in_flight_per_namespace: usize,
 
+    /// How long a call waits while one Pod hands its function over to another, as in a rollout, from the hand-over's
+    /// beginning; 0s refuses such calls at once.
+    #[arg(long, env = "KRUNTIMES_HANDOVER_WAIT", default_value = "3s", value_parser = parse_duration)]
+    pub handover_wait: Duration,
+
     /// Namespaces to serve, separated by commas; all when empty.
     #[arg(long, env = "KRUNTIMES_NAMESPACES", value_delimiter = ',')]
     pub namespaces: Vec<String>,

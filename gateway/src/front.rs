@@ -206,7 +206,7 @@ impl Connection {
     ) -> Result<Output, Stop> {
         let invoke = &self.front.invoke;
         let started = tokio::time::Instant::now();
-        let ticket = invoke.open(call, timing).await.map_err(Stop::Refused)?;
+        let ticket = invoke.open(call, started, timing).await.map_err(Stop::Refused)?;
         if call.expects_continue {
             session::say_continue(session).await?;
         }

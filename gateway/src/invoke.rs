@@ -8,7 +8,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use kruntimes_api::keys::RunKey;
 use kruntimes_authz::{Bearer, Verdict};
-use kruntimes_proto::failure::{Failure, Reason};
+use kruntimes_proto::failure::{Dispatched, Failure, Reason};
 use tokio::time::Instant;
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     hop::{Call, Hop, HopError},
     reply::{Output, Timing},
     request::{Invocation, Subject},
-    routes::{Entry, Miss, Route, Routes, State},
+    routes::{Entry, Miss, Route, Routes, State, Wait, shared::APPEAR},
 };
 
 /// May this token do that with this Run?
@@ -48,6 +48,8 @@ pub struct Invoke<R, A, H> {
     pub hop: H,
     /// What is needed besides for questions that are no calls.
     pub questions: Questions,
+    /// How long calls wait for a function that one Pod hands over to another; zero: not at all.
+    pub handover: Duration,
 }
 
 /// A call that may be sent: its route at the time, and its place among the calls in flight.
@@ -94,12 +96,29 @@ impl<R: Routes, A: Authorize, H> Invoke<R, A, H> {
 }
 
 impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
-    /// Route, authorize, ready, admit.
+    /// Route, authorize, ready, admit. A function that is handed over is waited for; `started` is when the
+    /// call's time began.
     ///
     /// # Errors
     /// The first of them that fails; nothing was sent.
-    pub async fn open(&self, call: &Invocation, timing: &mut Timing) -> Result<Ticket, InvokeError> {
-        let entry = self.permitted(&call.subject, GET, timing).await?;
+    pub async fn open(
+        &self,
+        call: &Invocation,
+        started: Instant,
+        timing: &mut Timing,
+    ) -> Result<Ticket, InvokeError> {
+        let mut entry = self.permitted(&call.subject, GET, timing).await?;
+        let mut place = None;
+        if let (State::NotReady(state), Some(_)) = (&entry.state, entry.handed_over) {
+            // Who waits counts as a call, so that they are bounded.
+            let taken = self.admit(&entry).map_err(|_| InvokeError::NotReady(*state))?;
+            let waited = Instant::now();
+            let deadline = started + call.timeout;
+            let moved = self.moved(call, None, Duration::ZERO, deadline).await;
+            timing.route = timing.route.map(|took| took + waited.elapsed());
+            entry = moved.unwrap_or(entry);
+            place = Some(taken);
+        }
         let route = match &entry.state {
             State::Ready(route) => route.clone(),
             State::NotReady(state) => return Err(InvokeError::NotReady(*state)),
@@ -110,12 +129,10 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
                 });
             }
         };
-        let admitted = self.admission.admit(&entry.key.namespace).map_err(|full| {
-            InvokeError::Overloaded(match full {
-                Full::Gateway => "calls in all",
-                Full::Namespace => "calls of this namespace",
-            })
-        })?;
+        let admitted = match place {
+            Some(place) => place,
+            None => self.admit(&entry)?,
+        };
         Ok(Ticket {
             entry,
             route,
@@ -123,8 +140,18 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
         })
     }
 
+    fn admit(&self, entry: &Entry) -> Result<Admitted, InvokeError> {
+        self.admission.admit(&entry.key.namespace).map_err(|full| {
+            InvokeError::Overloaded(match full {
+                Full::Gateway => "calls in all",
+                Full::Namespace => "calls of this namespace",
+            })
+        })
+    }
+
     /// Sends the call to the owner, once. If nothing was started there and the route has moved meanwhile,
-    /// the new owner is tried, once (C-3.7). `now` is compared with the end of the Run's life.
+    /// the new owner is tried, once (C-3.7); it moves when the owner hands it over. `now` is compared with the
+    /// end of the Run's life.
     ///
     /// # Errors
     /// Says whether the function may have run.
@@ -141,11 +168,11 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
         let sent = Instant::now();
         let first = self.attempt(call, &ticket.route, input.clone(), deadline).await;
         let result = match first {
-            Err(error) if may_try_again(&error) => match self.moved(call, &ticket.route) {
+            Err(error) => match self.elsewhere(call, &ticket.route, &error, deadline).await {
                 Some(route) => self.attempt(call, &route, input, deadline).await,
                 None => Err(error),
             },
-            result => result,
+            answer => answer,
         };
         timing.hop = Some(sent.elapsed());
         let answer = result?;
@@ -170,12 +197,58 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
             .await
     }
 
-    /// Where the function is now, if that is elsewhere.
-    fn moved(&self, call: &Invocation, from: &Route) -> Option<Route> {
-        let entry = self.routes.find(call.subject.uid).ok()?;
+    /// Where the call may be tried a second time.
+    async fn elsewhere(
+        &self,
+        call: &Invocation,
+        from: &Route,
+        error: &HopError,
+        deadline: Instant,
+    ) -> Option<Route> {
+        let late = self.may_try_again(error)?;
+        let entry = self.moved(call, Some(from), late, deadline).await?;
         match &entry.state {
-            State::Ready(route) if route != from => Some(route.clone()),
-            _ => None,
+            State::Ready(route) => Some(route.clone()),
+            State::NotReady(_) | State::Ended { .. } => None,
+        }
+    }
+
+    async fn moved(
+        &self,
+        call: &Invocation,
+        from: Option<&Route>,
+        late: Duration,
+        deadline: Instant,
+    ) -> Option<Arc<Entry>> {
+        let wait = Wait {
+            from,
+            late,
+            handover: self.handover,
+            deadline,
+        };
+        self.routes.moved(call.subject.uid, wait).await
+    }
+
+    /// Only when it is certain that nothing was started. How long news of the new owner may take when the table
+    /// has none: a Pod that is left waits for a running call of the function before it says so to Kubernetes, and
+    /// one that has left has said so already.
+    fn may_try_again(&self, error: &HopError) -> Option<Duration> {
+        match error {
+            HopError::NotSent(_) => Some(Duration::ZERO),
+            HopError::Answered(Failure {
+                reason,
+                dispatched: Dispatched::No,
+                ..
+            }) => match reason {
+                Reason::StaleRoute => Some(APPEAR.min(self.handover)),
+                Reason::Draining => Some(self.handover),
+                _ => None,
+            },
+            HopError::Answered(_)
+            | HopError::TooLate
+            | HopError::Unknown(_)
+            | HopError::Deadline
+            | HopError::BadAnswer(_) => None,
         }
     }
 }
@@ -190,17 +263,6 @@ impl From<HopError> for InvokeError {
             HopError::Deadline => Self::DeadlineExceeded,
             HopError::BadAnswer(what) => Self::BadAnswer(what),
         }
-    }
-}
-
-/// Only when it is certain that nothing was started.
-fn may_try_again(error: &HopError) -> bool {
-    match error {
-        HopError::NotSent(_) => true,
-        HopError::Answered(Failure {
-            reason, dispatched, ..
-        }) => *reason == Reason::StaleRoute && *dispatched == kruntimes_proto::failure::Dispatched::No,
-        HopError::TooLate | HopError::Unknown(_) | HopError::Deadline | HopError::BadAnswer(_) => false,
     }
 }
 

@@ -1,10 +1,11 @@
 //! Who owns a function, as the gateway knows it: a trait for the path, and what it answers.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use kruntimes_api::keys::{Attempt, PodUid, RunKey, RunUid};
 use kruntimes_peer::PeerKey;
+use tokio::time::Instant;
 
 pub mod facts;
 pub mod shared;
@@ -28,6 +29,8 @@ pub struct Entry {
     pub route: Option<Route>,
     /// What its conditions say against calling it, for people (C-3.11).
     pub why: Option<String>,
+    /// Since when its owner hands it over to another one, until it can be called again. The table notes it.
+    pub handed_over: Option<Instant>,
 }
 
 /// Whether a Run can be called.
@@ -90,6 +93,19 @@ pub enum Miss {
     NotListed,
 }
 
+/// A call that cannot be sent to where its function was, and how long it waits for it to be elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub struct Wait<'a> {
+    /// Where the function was; `None` when that is not known any more.
+    pub from: Option<&'a Route>,
+    /// For news that are late: how long the table may go on saying that nothing has changed.
+    pub late: Duration,
+    /// How long a hand-over may last, from its beginning.
+    pub handover: Duration,
+    /// Of the call.
+    pub deadline: Instant,
+}
+
 /// Finds entries without asking anybody.
 pub trait Routes: Send + Sync {
     /// What is known now.
@@ -104,6 +120,10 @@ pub trait Routes: Send + Sync {
     /// # Errors
     /// As for [`Routes::find`].
     fn appear(&self, uid: RunUid) -> impl Future<Output = Result<Arc<Entry>, Miss>> + Send;
+
+    /// The entry once the function can be called elsewhere than at `wait.from`; `None` as soon as that is not
+    /// to be expected, or after the time that `wait` allows. The caller bounds the number of those who wait.
+    fn moved(&self, uid: RunUid, wait: Wait<'_>) -> impl Future<Output = Option<Arc<Entry>>> + Send;
 }
 
 impl<T: Routes> Routes for Arc<T> {
@@ -113,6 +133,28 @@ impl<T: Routes> Routes for Arc<T> {
 
     async fn appear(&self, uid: RunUid) -> Result<Arc<Entry>, Miss> {
         T::appear(self, uid).await
+    }
+
+    async fn moved(&self, uid: RunUid, wait: Wait<'_>) -> Option<Arc<Entry>> {
+        T::moved(self, uid, wait).await
+    }
+}
+
+// === impl Wait ===
+
+impl Wait<'_> {
+    /// Until when it is worth waiting with these facts, for a call that began to wait at `since`.
+    ///
+    /// # Errors
+    /// The function can be called elsewhere: no need to wait.
+    pub fn until(&self, entry: &Entry, since: Instant) -> Result<Instant, Route> {
+        let until = match (&entry.state, entry.handed_over) {
+            (State::Ready(route), _) if Some(route) != self.from => return Err(route.clone()),
+            (State::Ready(_), _) => since + self.late,
+            (State::NotReady(_), Some(began)) => began + self.handover,
+            (State::NotReady(_) | State::Ended { .. }, _) => since,
+        };
+        Ok(until.min(self.deadline))
     }
 }
 

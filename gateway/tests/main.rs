@@ -13,6 +13,7 @@ mod deadlines;
 mod drain;
 mod early;
 mod explain;
+mod handover;
 mod heads;
 mod hop;
 mod limits;

@@ -22,7 +22,7 @@ use kruntimes_gateway::{
     reply::{Output, Timing},
     request::{Invocation, Subject},
     routes::{
-        Entry, Miss, Route, Routes, State,
+        Entry, Miss, Route, Routes, State, Wait,
         table::{Scope, Table},
     },
 };
@@ -37,6 +37,10 @@ use crate::{
     watch::News,
 };
 
+/// How long calls wait for a hand-over, and how often they look.
+const HANDOVER: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Time = 20 * MS;
+
 /// What the path and the simulation share.
 #[derive(Debug, Clone, Default)]
 struct Desk(Arc<Mutex<Inner>>);
@@ -49,6 +53,8 @@ struct Inner {
     outbox: Vec<Letter>,
     answers: BTreeMap<u64, Result<Answer, HopError>>,
     sent: u64,
+    /// What calls that wait go by.
+    now: Option<Instant>,
     /// Broken on purpose: what may have run is sent again.
     sends_again: bool,
 }
@@ -119,6 +125,21 @@ impl Routes for Desk {
     async fn appear(&self, uid: RunUid) -> Result<Arc<Entry>, Miss> {
         self.find(uid)
     }
+
+    async fn moved(&self, uid: RunUid, wait: Wait<'_>) -> Option<Arc<Entry>> {
+        let since = self.lock().now?;
+        poll_fn(|_| {
+            let (Ok(entry), Some(now)) = (self.find(uid), self.lock().now) else {
+                return Poll::Ready(None);
+            };
+            match wait.until(&entry, since) {
+                Err(_) => Poll::Ready(Some(entry)),
+                Ok(until) if until <= now => Poll::Ready(None),
+                Ok(_) => Poll::Pending,
+            }
+        })
+        .await
+    }
 }
 
 impl Authorize for Desk {
@@ -150,6 +171,7 @@ impl Gateway {
             admission: Admission::new(1000, 1000),
             hop: desk.clone(),
             questions: Questions::default(),
+            handover: HANDOVER,
         };
         Self {
             life,
@@ -190,17 +212,18 @@ impl Sim {
     }
 
     pub(crate) fn gateway_news(&mut self, index: usize, news: News) {
+        let now = self.clock.instant(self.now);
         let mut inner = self.gateways[index].desk.lock();
         match news {
             News::Apply(_, Some(entry)) => {
-                inner.table.apply(entry);
+                inner.table.apply(entry, now);
             }
             News::Delete(_, Some(last)) => {
                 inner.table.delete(&last);
             }
             News::Reset(all) => {
                 let all = all.into_iter().filter_map(|(_, entry)| entry).collect();
-                inner.table.reset(&Scope::All, all);
+                inner.table.reset(&Scope::All, all, now);
                 inner.listed = true;
             }
             News::Apply(_, None) | News::Delete(_, None) => {}
@@ -222,7 +245,7 @@ impl Sim {
         let path = Arc::clone(&self.gateways[index].path);
         let going: Going = Box::pin(async move {
             let mut timing = Timing::default();
-            let ticket = path.open(&call, &mut timing).await?;
+            let ticket = path.open(&call, started, &mut timing).await?;
             path.send(&call, &ticket, Bytes::new(), started, wall, &mut timing)
                 .await
         });
@@ -232,13 +255,16 @@ impl Sim {
 
     /// Lets a call go on as far as it can.
     fn go_on(&mut self, index: usize, number: u64) {
+        let now = self.clock.instant(self.now);
         let gateway = &mut self.gateways[index];
         let Some((going, letters)) = gateway.calls.get_mut(&number) else {
             return;
         };
+        gateway.desk.lock().now = Some(now);
         let polled = going.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let posted = std::mem::take(&mut gateway.desk.lock().outbox);
         letters.extend(posted.iter().map(|it| it.number));
+        let waits = polled.is_pending() && letters.is_empty();
         let life = gateway.life;
         for letter in posted {
             self.post(index, life, letter);
@@ -246,6 +272,18 @@ impl Sim {
         if let Poll::Ready(result) = polled {
             self.gateways[index].calls.remove(&number);
             self.call_over(number, Some(result));
+        }
+        if waits {
+            let call = number;
+            self.at(self.now + LOOK_EVERY, Event::Waits { index, life, call });
+        }
+    }
+
+    /// A call looks whether the hand-over that it waits for is over.
+    pub(crate) fn waits(&mut self, index: usize, life: u64, call: u64) {
+        let gateway = &self.gateways[index];
+        if gateway.alive && gateway.life == life {
+            self.go_on(index, call);
         }
     }
 

@@ -134,6 +134,12 @@ pub(crate) enum Event {
         life: u64,
         letter: Letter,
     },
+    /// A call that was not sent, or not taken, waits for its function to be elsewhere.
+    Waits {
+        index: usize,
+        life: u64,
+        call: u64,
+    },
     HopReply {
         index: usize,
         life: u64,
@@ -570,6 +576,7 @@ impl Sim {
                 letter,
                 result,
             } => self.hop_reply(index, life, letter, *result),
+            Event::Waits { index, life, call } => self.waits(index, life, call),
             Event::Pool => self.keep_pool(),
             Event::Kubelets => self.sync_kubelets(),
             Event::PodStart { pod } => self.pod_start(pod),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::{
+    apps::v1::Deployment,
     core::v1::ServiceAccount,
     rbac::v1::{RoleBinding, RoleRef, Subject},
 };
@@ -213,13 +214,31 @@ pub async fn hold(
     Ok(running)
 }
 
+/// Whether all Pods of the Deployment as it is are new and available, as `kubectl rollout status` sees it. Old ones
+/// may still be ending.
+#[must_use]
+pub fn is_rolled_out(deployment: &Deployment) -> bool {
+    let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
+    deployment.status.as_ref().is_some_and(|status| {
+        status.observed_generation >= deployment.metadata.generation
+            && status.updated_replicas == wanted
+            && status.available_replicas == wanted
+            && status.replicas == wanted
+    })
+}
+
 /// Functions that answer at once, one for each caller.
 pub async fn echoes(world: &World, count: usize) -> Result<Vec<Function>> {
     let mut functions = Vec::new();
     for index in 0..count {
-        let function = world.function(&format!("echo-{index}"), ECHO).await?;
-        world.invoke_until(&function, "1", 200).await?;
-        functions.push(function);
+        functions.push(echo(world, &format!("echo-{index}")).await?);
     }
     Ok(functions)
+}
+
+/// A function that has answered.
+pub async fn echo(world: &World, name: &str) -> Result<Function> {
+    let function = world.function(name, ECHO).await?;
+    world.invoke_until(&function, "1", 200).await?;
+    Ok(function)
 }

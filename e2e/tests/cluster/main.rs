@@ -2,3 +2,4 @@
 
 mod operations;
 mod path;
+mod rollout;

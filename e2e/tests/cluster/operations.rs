@@ -196,23 +196,16 @@ async fn replace_gateways(world: &World) -> Result<()> {
     let restart = json!({ "spec": { "template": { "metadata": { "annotations": {
         "kubectl.kubernetes.io/restartedAt": jiff::Timestamp::now().to_string(),
     }}}}});
-    let changed = deployments
+    deployments
         .patch(
             "kruntimes-gateway",
             &PatchParams::default(),
             &Patch::Strategic(restart),
         )
         .await?;
-    let generation = changed.metadata.generation;
     eventually("all gateways are new", || async {
         let deployment = deployments.get("kruntimes-gateway").await?;
-        let status = deployment.status.unwrap_or_default();
-        let wanted = deployment.spec.and_then(|spec| spec.replicas);
-        let done = status.observed_generation >= generation
-            && status.updated_replicas == wanted
-            && status.available_replicas == wanted
-            && status.replicas == wanted;
-        Ok(done.then_some(()))
+        Ok(operations::is_rolled_out(&deployment).then_some(()))
     })
     .await
 }

@@ -39,6 +39,11 @@ impl Routes for Arc<Fakes> {
     async fn appear(&self, uid: kruntimes_api::keys::RunUid) -> Result<Arc<Entry>, Miss> {
         self.find(uid)
     }
+
+    async fn moved(&self, uid: kruntimes_api::keys::RunUid, wait: Wait<'_>) -> Option<Arc<Entry>> {
+        let entry = self.find(uid).ok()?;
+        wait.until(&entry, Instant::now()).is_err().then_some(entry)
+    }
 }
 
 impl Authorize for Arc<Fakes> {
@@ -75,6 +80,7 @@ fn path(fakes: Fakes) -> (Arc<Fakes>, Faked) {
         admission: Admission::new(1, 1),
         hop: Arc::clone(&fakes),
         questions: Questions::default(),
+        handover: Duration::from_secs(3),
     };
     (fakes, invoke)
 }
@@ -117,7 +123,7 @@ async fn run(fakes: Fakes) -> (Arc<Fakes>, Result<Output, InvokeError>) {
     let (fakes, invoke) = path(fakes);
     let mut timing = Timing::default();
     let call = good_call();
-    let result = match invoke.open(&call, &mut timing).await {
+    let result = match invoke.open(&call, Instant::now(), &mut timing).await {
         Err(error) => Err(error),
         Ok(ticket) => {
             let now = Timestamp::UNIX_EPOCH;
@@ -155,7 +161,7 @@ async fn what_does_not_belong_together_is_unknown_and_reviewed_by_nobody() {
     ] {
         let (fakes, invoke) = path(fakes(vec![Ok(ready(1, "p"))], vec![Ok("out")]));
         let error = invoke
-            .open(&call(&target), &mut Timing::default())
+            .open(&call(&target), Instant::now(), &mut Timing::default())
             .await
             .unwrap_err();
         assert_eq!(error, InvokeError::NoSuchFunction);
@@ -219,7 +225,8 @@ async fn a_uid_that_appears_while_waiting_is_called() {
 #[tokio::test]
 async fn a_second_try_only_if_nothing_started_and_the_route_moved() {
     let (old, new) = (Ok(ready(1, "p1")), Ok(ready(2, "p2")));
-    for error in [HopError::NotSent("x".into()), stale()] {
+    let draining = HopError::Answered(Failure::new(Reason::Draining, "not mine for long"));
+    for error in [HopError::NotSent("x".into()), stale(), draining] {
         let moved = fakes(
             vec![old.clone(), new.clone()],
             vec![Err(error.clone()), Ok("out")],
@@ -257,14 +264,45 @@ async fn a_second_try_only_if_nothing_started_and_the_route_moved() {
 #[tokio::test]
 async fn a_call_keeps_its_place_until_its_ticket_drops() {
     let (_, invoke) = path(fakes(vec![Ok(ready(1, "p"))], vec![Ok("out")]));
-    let ticket = invoke.open(&good_call(), &mut Timing::default()).await.unwrap();
+    let ticket = invoke
+        .open(&good_call(), Instant::now(), &mut Timing::default())
+        .await
+        .unwrap();
     let full = invoke
-        .open(&good_call(), &mut Timing::default())
+        .open(&good_call(), Instant::now(), &mut Timing::default())
         .await
         .unwrap_err();
     assert_eq!(full.row().reason, "Overloaded");
     drop(ticket);
-    assert!(invoke.open(&good_call(), &mut Timing::default()).await.is_ok());
+    assert!(
+        invoke
+            .open(&good_call(), Instant::now(), &mut Timing::default())
+            .await
+            .is_ok()
+    );
+}
+
+/// C-6.4: who waits for a hand-over has a place among the calls; when all are taken it is refused as it would be
+/// without waiting.
+#[tokio::test]
+async fn a_function_that_is_handed_over_is_waited_for() {
+    let mut draining = entry(1, State::NotReady(NotReady::Draining));
+    draining.handed_over = Some(Instant::now());
+    let handed_over = vec![Ok(draining.clone()), Ok(ready(2, "p2"))];
+    let (seen, result) = run(fakes(handed_over, vec![Ok("out")])).await;
+    assert!(result.is_ok());
+    assert_eq!(*seen.sent_to.lock().unwrap(), [2]);
+
+    let (_, result) = run(fakes(vec![Ok(draining.clone())], vec![Ok("out")])).await;
+    assert_eq!(reason(result), "Draining");
+
+    let (_, invoke) = path(fakes(vec![Ok(draining), Ok(ready(2, "p2"))], vec![Ok("out")]));
+    let _all = invoke.admission.admit("demo").unwrap();
+    let refused = invoke
+        .open(&good_call(), Instant::now(), &mut Timing::default())
+        .await
+        .unwrap_err();
+    assert_eq!(refused.row().reason, "Draining");
 }
 
 /// C-3.9

@@ -97,6 +97,7 @@ impl Entry {
             state,
             route,
             why: status.and_then(why),
+            handed_over: None,
         })
     }
 }

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Entry, Miss, Owner, Routes, State,
+    Entry, Miss, Owner, Routes, State, Wait,
     table::{News, Scope, Table},
 };
 
@@ -77,13 +77,14 @@ impl Shared {
         // Nothing below can panic half-way, so a poisoned lock is still good.
         let mut writer = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = false;
+        let now = Instant::now();
         for piece in news {
             changed |= match piece {
-                News::Apply(entry) => writer.table.apply(entry),
+                News::Apply(entry) => writer.table.apply(entry, now),
                 News::Delete(last) => writer.table.delete(&last),
                 News::Reset(all) => {
                     let first = writer.not_listed.remove(scope);
-                    writer.table.reset(scope, all) || first
+                    writer.table.reset(scope, all, now) || first
                 }
             };
         }
@@ -147,12 +148,29 @@ impl Routes for Shared {
         }
         found
     }
+
+    async fn moved(&self, uid: RunUid, wait: Wait<'_>) -> Option<Arc<Entry>> {
+        let since = Instant::now();
+        let mut news = self.listed.subscribe();
+        loop {
+            let entry = self.find(uid).ok()?;
+            let Ok(until) = wait.until(&entry, since) else {
+                return Some(entry);
+            };
+            if until <= Instant::now() || !matches!(timeout_at(until, news.changed()).await, Ok(Ok(()))) {
+                return None;
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::table::tests::{UID, not_ready, other_life, ready};
+    use crate::routes::{
+        NotReady,
+        table::tests::{UID, entry, not_ready, other_life, ready},
+    };
 
     #[test]
     fn readers_know_whether_the_runs_were_listed() {
@@ -182,6 +200,74 @@ mod tests {
             shared.take_in(&Scope::All, [News::Apply(ready(1, "p1"))]);
         });
         assert_eq!(*found.unwrap(), ready(1, "p1"));
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A call that may wait for 300 ms for late news, and for 3 s for a hand-over.
+    fn wait(from: Option<&super::super::Route>) -> Wait<'_> {
+        Wait {
+            from,
+            late: APPEAR,
+            handover: 3 * SECOND,
+            deadline: Instant::now() + 10 * SECOND,
+        }
+    }
+
+    /// C-3.7, C-6.4
+    #[tokio::test(start_paused = true)]
+    async fn a_call_waits_for_the_end_of_a_hand_over() {
+        let uid = UID.parse().unwrap();
+        let shared = Shared::new([]);
+        let says = |entry| shared.take_in(&Scope::All, [News::Apply(entry)]);
+        let first = ready(1, "p1");
+        says(first.clone());
+        let owner = first.route.as_ref();
+        let before = Instant::now();
+        let (moved, ()) = tokio::join!(shared.moved(uid, wait(owner)), async {
+            tokio::time::sleep(APPEAR / 2).await;
+            says(entry(1, State::NotReady(NotReady::Draining)));
+            tokio::time::sleep(SECOND).await;
+            says(entry(2, State::NotReady(NotReady::Registering)));
+            tokio::time::sleep(SECOND).await;
+            says(ready(2, "p2"));
+        });
+        assert_eq!(*moved.unwrap(), ready(2, "p2"));
+        assert_eq!(before.elapsed(), APPEAR / 2 + 2 * SECOND);
+    }
+
+    /// C-3.5: what is not to be expected is not waited for.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_does_not_wait_in_vain() {
+        let uid = UID.parse().unwrap();
+        let shared = Shared::new([]);
+        let says = |entry| shared.take_in(&Scope::All, [News::Apply(entry)]);
+        let first = ready(1, "p1");
+        let owner = first.route.as_ref();
+        let took = async |from, deadline| {
+            let (before, wait) = (Instant::now(), wait(from));
+            let deadline = Instant::now() + deadline;
+            assert_eq!(shared.moved(uid, Wait { deadline, ..wait }).await, None);
+            before.elapsed()
+        };
+        assert_eq!(
+            took(owner, 9 * SECOND).await,
+            Duration::ZERO,
+            "there is no such function"
+        );
+        says(first.clone());
+        assert_eq!(took(owner, 9 * SECOND).await, APPEAR, "news may be late");
+        says(not_ready(1));
+        assert_eq!(took(owner, 9 * SECOND).await, Duration::ZERO, "its owner is lost");
+        says(entry(1, State::NotReady(NotReady::Draining)));
+        assert_eq!(took(None, SECOND).await, SECOND, "the caller waits no longer");
+        says(entry(1, State::NotReady(NotReady::Recovering)));
+        assert_eq!(
+            took(None, 9 * SECOND).await,
+            2 * SECOND,
+            "a hand-over has 3 s in all"
+        );
+        assert_eq!(took(None, 9 * SECOND).await, Duration::ZERO, "it has had them");
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,8 +10,9 @@ use std::{
 };
 
 use kruntimes_api::keys::RunUid;
+use tokio::time::Instant;
 
-use super::{Entry, State};
+use super::{Entry, NotReady, State};
 
 /// What a watch covers; its list replaces exactly that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -42,9 +43,11 @@ pub struct Table {
 // === impl Table ===
 
 impl Table {
-    /// The object is like this now. Says whether anything changed.
-    pub fn apply(&mut self, entry: Entry) -> bool {
-        if let Some(held) = self.entries.get(&entry.key.uid)
+    /// The object is like this at `now`. Says whether anything changed.
+    pub fn apply(&mut self, mut entry: Entry, now: Instant) -> bool {
+        let held = self.entries.get(&entry.key.uid);
+        entry.handed_over = handed_over(&entry, held.and_then(|held| held.handed_over), now);
+        if let Some(held) = held
             && (is_late(&entry, held) || **held == entry)
         {
             return false;
@@ -68,17 +71,27 @@ impl Table {
         &self.entries
     }
 
-    /// `all` is everything in `scope`. Says whether anything changed.
-    pub fn reset(&mut self, scope: &Scope, all: Vec<Entry>) -> bool {
+    /// `all` is everything in `scope` at `now`. Says whether anything changed.
+    pub fn reset(&mut self, scope: &Scope, all: Vec<Entry>, now: Instant) -> bool {
         let listed: HashSet<RunUid> = all.iter().map(|entry| entry.key.uid).collect();
         let before = self.entries.len();
         self.entries
             .retain(|uid, entry| !scope.covers(entry) || listed.contains(uid));
         let mut changed = self.entries.len() != before;
         for entry in all {
-            changed |= self.apply(entry);
+            changed |= self.apply(entry, now);
         }
         changed
+    }
+}
+
+/// Since when the function is handed over. It begins with an owner that says so (C-6.4), and lasts over all steps
+/// until it can be called again; a function that has lost its owner is not handed over.
+fn handed_over(news: &Entry, before: Option<Instant>, now: Instant) -> Option<Instant> {
+    match news.state {
+        State::NotReady(NotReady::Draining) => before.or(Some(now)),
+        State::NotReady(NotReady::Pending | NotReady::Registering | NotReady::Recovering) => before,
+        State::NotReady(NotReady::Terminating) | State::Ready(_) | State::Ended { .. } => None,
     }
 }
 
@@ -126,6 +139,7 @@ pub(crate) mod tests {
             },
             state,
             why: None,
+            handed_over: None,
         }
     }
 
@@ -161,11 +175,11 @@ pub(crate) mod tests {
     #[test]
     fn late_news_of_an_old_owner_never_harms_its_successor() {
         let mut table = Table::default();
-        table.apply(ready(1, "p1"));
-        table.apply(ready(2, "p2"));
+        table.apply(ready(1, "p1"), Instant::now());
+        table.apply(ready(2, "p2"), Instant::now());
         assert!(!table.delete(&ready(1, "p1")));
-        assert!(!table.apply(not_ready(1)));
-        assert!(!table.apply(ready(1, "p1")));
+        assert!(!table.apply(not_ready(1), Instant::now()));
+        assert!(!table.apply(ready(1, "p1"), Instant::now()));
         assert_eq!(*table.entries[&UID.parse().unwrap()], ready(2, "p2"));
     }
 
@@ -173,8 +187,8 @@ pub(crate) mod tests {
     fn late_news_of_an_old_life_never_harms_the_new_one() {
         let mut table = Table::default();
         let new = other_life(&ready(1, "p2"));
-        table.apply(ready(5, "p1"));
-        table.apply(new.clone());
+        table.apply(ready(5, "p1"), Instant::now());
+        table.apply(new.clone(), Instant::now());
         table.delete(&ready(5, "p1"));
         assert!(!table.delete(&ready(5, "p1")));
         assert_eq!(*table.entries[&new.key.uid], new);
@@ -184,35 +198,61 @@ pub(crate) mod tests {
     #[test]
     fn a_ready_owner_may_become_not_ready_and_ready_again() {
         let mut table = Table::default();
-        assert!(table.apply(ready(1, "p1")));
-        assert!(table.apply(not_ready(1)));
-        assert!(table.apply(ready(1, "p1")));
-        assert!(!table.apply(ready(1, "p1")), "nothing changed");
+        assert!(table.apply(ready(1, "p1"), Instant::now()));
+        assert!(table.apply(not_ready(1), Instant::now()));
+        assert!(table.apply(ready(1, "p1"), Instant::now()));
+        assert!(!table.apply(ready(1, "p1"), Instant::now()), "nothing changed");
         assert!(table.delete(&ready(1, "p1")));
+    }
+
+    /// C-6.4
+    #[test]
+    fn a_hand_over_lasts_until_the_function_can_be_called_again() {
+        let mut table = Table::default();
+        let uid = UID.parse().unwrap();
+        let began = Instant::now();
+        let later = began + std::time::Duration::from_secs(1);
+        let draining = || entry(1, State::NotReady(NotReady::Draining));
+        table.apply(ready(1, "p1"), began);
+        assert!(table.apply(draining(), began));
+        assert!(!table.apply(draining(), later), "nothing new");
+        for state in [NotReady::Recovering, NotReady::Pending, NotReady::Registering] {
+            table.apply(entry(2, State::NotReady(state)), later);
+            assert_eq!(table.entries[&uid].handed_over, Some(began), "{state:?}");
+        }
+        table.apply(ready(2, "p2"), later);
+        assert_eq!(table.entries[&uid].handed_over, None);
+        // Its owner was lost.
+        table.apply(not_ready(2), later);
+        assert_eq!(table.entries[&uid].handed_over, None);
     }
 
     #[test]
     fn what_has_ended_stays_ended() {
         let mut table = Table::default();
-        table.apply(entry(1, ended()));
-        assert!(!table.apply(ready(1, "p1")));
-        assert!(!table.apply(ready(2, "p1")));
+        table.apply(entry(1, ended()), Instant::now());
+        assert!(!table.apply(ready(1, "p1"), Instant::now()));
+        assert!(!table.apply(ready(2, "p1"), Instant::now()));
     }
 
     #[test]
     fn a_list_replaces_its_scope_only() {
         let mut table = Table::default();
-        table.apply(ready(2, "p2"));
+        table.apply(ready(2, "p2"), Instant::now());
         let mut elsewhere = other_life(&ready(1, "p1"));
         elsewhere.key.namespace = "elsewhere".into();
-        table.apply(elsewhere);
+        table.apply(elsewhere, Instant::now());
         assert!(
-            !table.reset(&Scope::Namespace("demo".into()), vec![ready(1, "p1")]),
+            !table.reset(
+                &Scope::Namespace("demo".into()),
+                vec![ready(1, "p1")],
+                Instant::now()
+            ),
             "the list is older"
         );
-        assert!(table.reset(&Scope::Namespace("demo".into()), vec![]));
+        assert!(table.reset(&Scope::Namespace("demo".into()), vec![], Instant::now()));
         assert_eq!(table.entries.len(), 1);
-        assert!(table.reset(&Scope::All, vec![]));
+        assert!(table.reset(&Scope::All, vec![], Instant::now()));
         assert!(table.entries.is_empty());
     }
 
@@ -225,8 +265,8 @@ pub(crate) mod tests {
             for (kind, attempt) in news {
                 let before = table.entries.get(&uid).map(|held| held.attempt);
                 match kind {
-                    0 => table.apply(ready(attempt.max(1), "p")),
-                    1 => table.apply(not_ready(attempt)),
+                    0 => table.apply(ready(attempt.max(1), "p"), Instant::now()),
+                    1 => table.apply(not_ready(attempt), Instant::now()),
                     _ => table.delete(&not_ready(attempt)),
                 };
                 let after = table.entries.get(&uid).map(|held| held.attempt);
