@@ -220,17 +220,23 @@ impl Sim {
 
     /// Goes on until something must be waited for; puts the driver back, unless nothing is left of it.
     pub(crate) fn go_driver(&mut self, pod: u32, mut driver: Driver) {
+        let truth = self.variant == Some(Variant::StaleListTruth);
+        let Some(me) = self.daemon(pod).map(|it| it.me.clone()) else {
+            return;
+        };
         while matches!(driver.doing, Doing::Nothing) {
             match driver.mail.take() {
-                Some(Seen::Object(run)) => driver.take_in(run),
-                // Broken on purpose: what a list does not show is gone.
-                Some(Seen::Doubt) if self.variant == Some(Variant::StaleListTruth) => driver.run = None,
-                Some(Seen::Doubt) => {
+                // Broken on purpose: what a list shows is so, and what it does not show is gone.
+                Some(Seen::Doubt) if truth => driver.run = None,
+                Some(Seen::Object(run)) if truth => driver.take_in(run),
+                Some(seen) if seen.is_doubtful(&me, driver.version) => {
                     driver.token = self.number();
                     driver.doing = Doing::Read;
                     self.read(pod, &driver, driver.token);
                     break;
                 }
+                Some(Seen::Object(run)) => driver.take_in(run),
+                Some(Seen::Doubt) => {}
                 None => {}
             }
             let action = self.decision(pod, &mut driver);

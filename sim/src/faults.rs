@@ -84,7 +84,9 @@ pub(crate) enum Heal {
 
 impl Profile {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
-        let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| rng.chance(450)).collect();
+        // Many kinds together meet in many ways, few of them meet often.
+        let share = if rng.chance(500) { 450 } else { 200 };
+        let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| rng.chance(share)).collect();
         if kinds.is_empty() {
             kinds.push(Kind::DeletePod);
         }
@@ -94,7 +96,7 @@ impl Profile {
         Self {
             length: rng.range(20 * SECOND, 70 * SECOND),
             kinds,
-            pace: rng.range(SECOND, 8 * SECOND),
+            pace: rng.range(SECOND / 2, 8 * SECOND),
             stale_lists,
             slow_network,
             slow_api,
@@ -219,6 +221,12 @@ impl Sim {
                     lag,
                     salt,
                 });
+                // Clients are moved to it, and it does not know the versions that they have seen.
+                for watch in watches {
+                    if self.behind_for(watch) > 0 {
+                        self.break_watch(watch, Break::Expire);
+                    }
+                }
             }
         }
     }

@@ -286,7 +286,7 @@ impl Sim {
     }
 
     /// How far behind the API server is that serves this watch.
-    fn behind_for(&self, id: u64) -> Time {
+    pub(crate) fn behind_for(&self, id: u64) -> Time {
         let Some(it) = self.behind.filter(|it| it.until > self.now) else {
             return 0;
         };

@@ -126,13 +126,12 @@ impl Driver {
         }
         let seen = self.mailbox.borrow_and_update().clone();
         match seen {
-            Seen::Object(run) => {
-                if !self.is_old(&run) {
-                    self.version = version(&run).or(self.version);
-                    self.run = Some(run);
-                }
+            seen if seen.is_doubtful(&self.pod.me, self.version) => self.read_live().await?,
+            Seen::Object(run) if !self.is_old(&run) => {
+                self.version = version(&run).or(self.version);
+                self.run = Some(run);
             }
-            Seen::Doubt => self.read_live().await?,
+            Seen::Object(_) | Seen::Doubt => {}
         }
         Ok(())
     }

@@ -12,9 +12,11 @@ use kruntimes_api::{
 use tokio::sync::watch;
 
 use super::{
+    Facts,
     act::Pod,
     decide::{Holding, Step},
     drive::Driver,
+    facts::Me,
 };
 
 /// What the watch tells a driver.
@@ -34,6 +36,24 @@ pub struct Drivers {
     mailboxes: Arc<Mutex<HashMap<RunUid, watch::Sender<Seen>>>>,
     /// How many there are.
     count: Arc<watch::Sender<usize>>,
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// Whether the live object must be read first; `known` is the newest version that was ever seen. A Run that is
+    /// said to be claimed here, of which this driver knows nothing yet, was claimed by a process before, or by this
+    /// one before it gave the Run back: a list may be so old that it shows what was before that.
+    #[must_use]
+    pub fn is_doubtful(&self, me: &Me, known: Option<u64>) -> bool {
+        match self {
+            Self::Doubt => true,
+            Self::Object(run) => {
+                let facts = Facts::of(run, me, None);
+                known.is_none() && facts.mine && facts.claimed
+            }
+        }
+    }
 }
 
 // === impl Drivers ===

@@ -63,15 +63,16 @@ pub async fn run(
                             drivers.tell(record.key(uid), Seen::Doubt);
                         }
                     }
+                } else {
+                    for uid in drivers.all() {
+                        if !listed.contains(&uid) {
+                            drivers.doubt(uid);
+                        }
+                    }
                 }
                 first.sort_by_key(|run| run.run_uid().is_none_or(|uid| journal.get(uid).is_none()));
                 for run in first.drain(..) {
                     tell(&drivers, run);
-                }
-                for uid in drivers.all() {
-                    if !listed.contains(&uid) {
-                        drivers.doubt(uid);
-                    }
                 }
                 drop(first_list);
             }

@@ -17,7 +17,12 @@ use axum::{
 };
 use kruntimes_api::Run;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::Notify,
+};
+
+use super::Fate;
 
 /// Clones share it.
 #[derive(Clone, Default)]
@@ -27,6 +32,7 @@ pub(crate) struct Kubernetes(Arc<Shared>);
 struct Shared {
     store: Mutex<Store>,
     changed: Notify,
+    fate: Fate,
 }
 
 #[derive(Default)]
@@ -46,6 +52,8 @@ struct Store {
     /// Watches that began before this version end with 410.
     gone_before: u64,
     hidden_once: HashSet<String>,
+    /// The next list shows these as they were.
+    old_once: Vec<Value>,
     /// Field by dotted path and text: a status patch that sets it meets a conflict, once.
     conflict_once: usize,
     /// What watches tell is this old.
@@ -144,6 +152,11 @@ impl Kubernetes {
         self.store().leases_down = down;
     }
 
+    /// Of the process that writes Runs.
+    pub(crate) fn fate(&self) -> Fate {
+        self.0.fate.clone()
+    }
+
     /// The next write of a status meets a conflict, as if somebody had been faster.
     pub(crate) fn conflict_once(&self) {
         self.store().conflict_once = 1;
@@ -164,6 +177,14 @@ impl Kubernetes {
         self.0.changed.notify_waiters();
     }
 
+    /// The next list shows the Run as it was.
+    pub(crate) fn list_shows(&self, run: &Run) {
+        let mut old = serde_json::to_value(run).expect("JSON");
+        old["apiVersion"] = json!("kruntimes.io/v1alpha1");
+        old["kind"] = json!("Run");
+        self.store().old_once.push(old);
+    }
+
     /// Waits until the Run is as wanted; `None` is a Run that is gone.
     pub(crate) async fn until(&self, name: &str, wanted: impl Fn(Option<&Run>) -> bool) {
         let wait = async {
@@ -177,10 +198,7 @@ impl Kubernetes {
                 changed.await;
             }
         };
-        if tokio::time::timeout(Duration::from_secs(3600), wait)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(patience(), wait).await.is_err() {
             panic!("never as wanted: {:#?}", self.run(name));
         }
     }
@@ -223,6 +241,26 @@ impl Store {
 
 type Params = BTreeMap<String, String>;
 
+/// How long something may take to come true: an hour where the clock can be paused, which only a runtime of one thread
+/// allows.
+fn patience() -> Duration {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::CurrentThread => Duration::from_secs(3600),
+        _ => Duration::from_secs(60),
+    }
+}
+
+/// Waits until it is so, in a test with a clock that runs.
+pub(crate) async fn comes_true(what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(patience(), wait).await;
+    assert!(waited.is_ok(), "not within {:?}: {what}", patience());
+}
+
 /// Of what kube writes, only `=` in a selector is escaped.
 fn params(query: &str) -> Params {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -254,13 +292,16 @@ async fn list_or_watch(State(kubernetes): State<Kubernetes>, RawQuery(query): Ra
         drop(store);
         return Body::from_stream(events(kubernetes, params, from)).into_response();
     }
-    let hidden = std::mem::take(&mut store.hidden_once);
-    let items: Vec<_> = store
-        .runs
-        .iter()
-        .filter(|(name, run)| !hidden.contains(*name) && selected(&params, run))
-        .map(|(_, run)| run.clone())
-        .collect();
+    let mut hidden = std::mem::take(&mut store.hidden_once);
+    let mut items = std::mem::take(&mut store.old_once);
+    hidden.extend(
+        items
+            .iter()
+            .filter_map(|run| Some(run["metadata"]["name"].as_str()?.to_owned())),
+    );
+    let others = store.runs.iter().filter(|(name, _)| !hidden.contains(*name));
+    items.extend(others.map(|(_, run)| run.clone()));
+    items.retain(|run| selected(&params, run));
     let list = json!({
         "apiVersion": "kruntimes.io/v1alpha1", "kind": "RunList",
         "metadata": { "resourceVersion": store.version.to_string() }, "items": items,
@@ -341,11 +382,19 @@ async fn read(State(kubernetes): State<Kubernetes>, Path((_, name)): Path<(Strin
 }
 
 async fn write(state: State<Kubernetes>, path: Path<(String, String)>, body: Bytes) -> Response {
-    patched(&state.0, &path.0.1, &body, false)
+    fated(&state.0, || patched(&state.0, &path.0.1, &body, false)).await
 }
 
 async fn write_status(state: State<Kubernetes>, path: Path<(String, String)>, body: Bytes) -> Response {
-    patched(&state.0, &path.0.1, &body, true)
+    fated(&state.0, || patched(&state.0, &path.0.1, &body, true)).await
+}
+
+async fn fated(kubernetes: &Kubernetes, write: impl FnOnce() -> Response) -> Response {
+    let fate = kubernetes.fate();
+    fate.pass().await;
+    let answer = write();
+    fate.pass().await;
+    answer
 }
 
 fn patched(kubernetes: &Kubernetes, name: &str, body: &[u8], is_status: bool) -> Response {

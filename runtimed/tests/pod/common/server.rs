@@ -30,6 +30,8 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, transport::Server};
 
+use super::Fate;
+
 /// Clones share it.
 #[derive(Clone)]
 pub(crate) struct FakeServer(Arc<Shared>);
@@ -71,6 +73,7 @@ struct Inner {
     answers: Vec<Status>,
     output: Option<InvokeFunctionResponse>,
     ended_by_caller: usize,
+    fate: Fate,
 }
 
 struct Registration {
@@ -191,6 +194,11 @@ impl FakeServer {
         request.expect("it was registered").env["KRUNTIME_OUTPUTS"]
             .clone()
             .into()
+    }
+
+    /// Unregistrations are steps of this process.
+    pub(crate) fn set_fate(&self, fate: Fate) {
+        self.state().fate = fate;
     }
 
     /// A server without the service for functions.
@@ -543,7 +551,19 @@ impl FunctionRuntime for FakeServer {
         request: Request<UnregisterFunctionRequest>,
     ) -> Result<Response<UnregisterFunctionResponse>, Status> {
         self.unless_hanging().await;
-        let request = request.into_inner();
+        let fate = self.state().fate.clone();
+        fate.pass().await;
+        let answer = self.unregister(request.into_inner());
+        fate.pass().await;
+        answer
+    }
+}
+
+impl FakeServer {
+    fn unregister(
+        &self,
+        request: UnregisterFunctionRequest,
+    ) -> Result<Response<UnregisterFunctionResponse>, Status> {
         let asked = request.registration.unwrap_or_default();
         let mut state = self.state();
         if state.silent {
