@@ -29,12 +29,17 @@ start_etcd() {
 
 # start_apiserver ETCD_PORT PORT FLAG...
 start_apiserver() {
-  local etcd_port=$1 port=$2
-  shift 2
-  audit_policy >"$DIR/audit-policy.yaml"
   mkdir -p "$(dirname "$AUDIT_LOG")"
   rm -f "$AUDIT_LOG"
-  start "$DIR" kube-apiserver "${ENTER[@]}" "$KUBE_BIN/kube-apiserver" \
+  run_apiserver kube-apiserver "$@"
+}
+
+# run_apiserver NAME ETCD_PORT PORT FLAG...: goes on with the audit log that is there.
+run_apiserver() {
+  local name=$1 etcd_port=$2 port=$3
+  shift 3
+  audit_policy >"$DIR/audit-policy.yaml"
+  start "$DIR" "$name" "${ENTER[@]}" "$KUBE_BIN/kube-apiserver" \
     --etcd-servers "http://127.0.0.1:$etcd_port" --secure-port "$port" \
     --tls-cert-file "$PKI/apiserver.crt" --tls-private-key-file "$PKI/apiserver.key" \
     --client-ca-file "$PKI/ca.crt" --authorization-mode Node,RBAC --allow-privileged \
@@ -51,13 +56,13 @@ start_controller_manager() {
   pki_kubeconfig "$PKI" controller-manager /CN=system:kube-controller-manager "$server" "$DIR/controller-manager.kubeconfig"
   start "$DIR" kube-controller-manager "${ENTER[@]}" "$KUBE_BIN/kube-controller-manager" \
     --kubeconfig "$DIR/controller-manager.kubeconfig" --leader-elect=false --secure-port 0 --profiling=false \
-    --use-service-account-credentials --service-account-private-key-file "$PKI/sa.key" --root-ca-file "$PKI/ca.crt" \
+    --use-service-account-credentials --service-account-private-key-file "$PKI/sa.key" --root-ca-file "$PKI/root-ca.crt" \
     --cluster-signing-cert-file "$PKI/ca.crt" --cluster-signing-key-file "$PKI/ca.key" "$@"
 }
 
 # apiserver_ready PORT
 apiserver_ready() {
-  "${ENTER[@]}" curl -fsS --max-time 2 --cacert "$PKI/ca.crt" "https://127.0.0.1:$1/readyz"
+  "${ENTER[@]}" curl -fsS --max-time 2 --cacert <(cat "$PKI/ca.crt" "$PKI/next-ca.crt") "https://127.0.0.1:$1/readyz"
 }
 
 # await_apiserver PORT: fails at once, with the log's end, when the process is gone.

@@ -14,6 +14,9 @@ POD_CIDR=10.244.0.0/24
 CONTAINERD_SOCKET="$RUN_DIR/containerd.sock"
 PAUSE_IMAGE=localhost/kruntimes-pause:1
 IN_NETNS=(nsenter "--net=/run/netns/$NETNS")
+# The API server's certificate.
+NODE_SERVING=(/CN=kube-apiserver serverAuth
+  "IP:127.0.0.1,IP:$NODE_IP,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc")
 
 node_healthy() {
   local name
@@ -176,12 +179,11 @@ node_up() {
   node_network
   node_cgroups
   pki_ca "$PKI"
-  pki_cert "$PKI" apiserver /CN=kube-apiserver serverAuth \
-    "IP:127.0.0.1,IP:$NODE_IP,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc"
+  pki_cert "$PKI" apiserver "${NODE_SERVING[@]}"
   pki_cert "$PKI" kubelet-client /O=system:masters/CN=kube-apiserver clientAuth
   start_etcd 2379 2380
-  start_apiserver 2379 "$NODE_PORT" --advertise-address "$NODE_IP" --kubelet-preferred-address-types InternalIP \
-    --kubelet-client-certificate "$PKI/kubelet-client.crt" --kubelet-client-key "$PKI/kubelet-client.key"
+  node_apiserver start_apiserver 2379 "$NODE_PORT"
+  echo "$NODE_PORT" >"$DIR/apiserver.port"
   start_containerd
   await_apiserver "$NODE_PORT"
   pki_kubeconfig "$PKI" admin /O=system:masters/CN=kruntimes-dev-admin "$SERVER" "$NODE_KUBECONFIG"
@@ -197,6 +199,66 @@ node_up() {
   fi
   await 60 "the default ServiceAccount" node_kubectl get serviceaccount default
   say "    node Ready; commands run in it by dev/in, KUBECONFIG=$NODE_KUBECONFIG, audit log $AUDIT_LOG"
+}
+
+# === another CA ===
+
+# rotate publish-both|serve|publish-new: the steps by which the API server's certificate comes from another CA, the
+# other one of the two that pki_ca made.
+node_rotate() {
+  local DIR=$NODE_DIR PKI=$NODE_DIR/pki old=ca new=next-ca
+  openssl verify -CAfile "$NODE_DIR/pki/ca.crt" "$NODE_DIR/pki/apiserver.crt" >/dev/null 2>&1 || { old=next-ca && new=ca; }
+  case $1 in
+    publish-both) node_publish_roots "$PKI/$old.crt" "$PKI/$new.crt" ;;
+    serve)
+      pki_cert "$PKI" apiserver "${NODE_SERVING[@]}" "$new"
+      node_replace_apiserver
+      ;;
+    # What is called new above has become the old one by now.
+    publish-new) node_publish_roots "$PKI/$old.crt" ;;
+  esac
+}
+
+# Another API server takes over, as where there are several: it is ready before the old one ends, whose connections end
+# with it, and whose TLS sessions nobody else can resume.
+node_replace_apiserver() {
+  local AUDIT_LOG=$BUILD/node/audit.log ENTER=("${IN_NETNS[@]}") from to chain
+  from=$(<"$DIR/apiserver.port")
+  to=$((from + 1))
+  node_apiserver run_apiserver kube-apiserver-next 2379 "$to"
+  await 120 "the new API server" apiserver_ready "$to"
+  # Its addresses stay what they were: that of the kubeconfigs, and that of Pods.
+  for chain in OUTPUT PREROUTING; do
+    "${ENTER[@]}" iptables -t nat -I "$chain" -p tcp -d 127.0.0.1 --dport "$NODE_PORT:$from" -j REDIRECT --to-ports "$to"
+    "${ENTER[@]}" iptables -t nat -I "$chain" -p tcp -d 10.96.0.1 --dport 443 -j DNAT --to-destination "$NODE_IP:$to"
+  done
+  # Not in peace: it would take the address away that both have.
+  stop "$DIR" kube-apiserver 0
+  mv "$DIR/kube-apiserver-next.pid" "$DIR/kube-apiserver.pid"
+  echo "$to" >"$DIR/apiserver.port"
+}
+
+# node_apiserver CMD...: CMD with what API servers of this level have in common.
+node_apiserver() {
+  "$@" --advertise-address "$NODE_IP" --kubelet-preferred-address-types InternalIP \
+    --kubelet-client-certificate "$PKI/kubelet-client.crt" --kubelet-client-key "$PKI/kubelet-client.key"
+}
+
+# node_publish_roots FILE...: the CAs that Pods trust; returns once every Pod has them.
+node_publish_roots() {
+  local DIR=$NODE_DIR PKI=$NODE_DIR/pki
+  local ENTER=("${IN_NETNS[@]}") SERVER=https://127.0.0.1:$NODE_PORT
+  cat "$@" >"$PKI/root-ca.crt"
+  stop "$DIR" kube-controller-manager
+  start_controller_manager "$SERVER"
+  await 180 "all Pods to have the roots" roots_arrived
+}
+
+roots_arrived() {
+  local file
+  for file in "$NODE_DIR"/kubelet/pods/*/volumes/kubernetes.io~projected/*/ca.crt; do
+    [[ ! -e $file ]] || cmp -s "$file" "$NODE_DIR/pki/root-ca.crt" || return 1
+  done
 }
 
 # === down ===
@@ -243,7 +305,7 @@ unmount_below() {
 node_down() {
   local name link sandbox
   # KILL at once: all state goes with them. kubelet first, or it starts again what ends.
-  for name in kubelet cert-manager kube-proxy kube-scheduler kube-controller-manager kube-apiserver etcd; do
+  for name in kubelet cert-manager kube-proxy kube-scheduler kube-controller-manager kube-apiserver kube-apiserver-next etcd; do
     stop "$NODE_DIR" "$name" 0
   done
   kill_cgroups
