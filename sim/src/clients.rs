@@ -17,8 +17,9 @@ use kruntimes_proto::failure::Dispatched;
 use crate::{
     api::NAMESPACE,
     clock::{MS, SECOND},
+    events::Event,
     gateway::Letter,
-    sim::{Event, GATEWAYS, Sim},
+    sim::{GATEWAYS, Sim},
 };
 
 /// Runs that exist at once; together they fit into the pool with one Pod missing.

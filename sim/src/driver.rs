@@ -30,7 +30,8 @@ use crate::{
     Variant,
     api::{NAMESPACE, RUNTIME, Reply, Request},
     clock::{Time, micros},
-    sim::{Event, Origin, Sim},
+    events::Event,
+    sim::{Origin, Sim},
 };
 
 /// After a failure, at first and at most.

@@ -13,8 +13,9 @@ use kruntimes_scheduler::{
 use crate::{
     api::{Kind, NAMESPACE, RUNTIME, Reply, Request},
     clock::{MS, Time, micros},
+    events::Event,
     scheduler::{Scheduler, Term},
-    sim::{Actor, Event, Sim},
+    sim::{Actor, Sim},
 };
 
 impl Sim {

@@ -7,9 +7,10 @@
 
 use crate::{
     clock::{MS, SECOND, Time},
+    events::Event,
     pods::NODES,
     rng::Rng,
-    sim::{Actor, Event, GATEWAYS, SCHEDULERS, Sim},
+    sim::{Actor, GATEWAYS, SCHEDULERS, Sim},
     watch::{Behind, Break},
 };
 

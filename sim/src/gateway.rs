@@ -33,7 +33,8 @@ use crate::{
     Variant,
     api::{Kind, NAMESPACE, RUNTIME},
     clock::{MS, SECOND, Time},
-    sim::{Actor, Event, Sim},
+    events::Event,
+    sim::{Actor, Sim},
     watch::News,
 };
 

@@ -18,6 +18,7 @@ mod clients;
 mod clock;
 mod driver;
 mod election;
+mod events;
 mod faults;
 mod gateway;
 mod invariants;

@@ -16,9 +16,10 @@ use kruntimes_scheduler::facts::{Amounts, ObjectKey, PodFacts, Signs};
 use crate::{
     api::{NAMESPACE, RUNTIME},
     clock::{MS, SECOND, Time},
+    events::Event,
     runtimed::Daemon,
     server::Server,
-    sim::{Actor, Event, Sim},
+    sim::{Actor, Sim},
 };
 
 /// Runs that a Pod may hold.

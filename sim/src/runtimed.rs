@@ -40,10 +40,11 @@ use crate::{
     api::{Kind, NAMESPACE, Object, RUNTIME, Reply, Request},
     clock::{MS, SECOND, Time, micros},
     driver::Driver,
+    events::Event,
     gateway::Letter,
     pods::CAPACITY,
     server::Running,
-    sim::{Actor, Event, Origin, Sim},
+    sim::{Actor, Origin, Sim},
     watch::News,
 };
 

@@ -21,7 +21,8 @@ use crate::{
     Variant,
     api::{Kind, NAMESPACE, Object, Reply, Request},
     clock::Time,
-    sim::{Event, Origin, Sim},
+    events::Event,
+    sim::{Origin, Sim},
     watch::News,
 };
 

@@ -16,7 +16,8 @@ use kruntimes_runtimed::{
 
 use crate::{
     clock::{MS, SECOND, Time},
-    sim::{Event, Origin, Sim},
+    events::Event,
+    sim::{Origin, Sim},
 };
 
 /// One process of the server.

@@ -7,8 +7,6 @@ use std::{
 };
 
 use kruntimes_api::keys::RunUid;
-use kruntimes_gateway::hop::{Answer, HopError};
-use kruntimes_proto::{failure::Failure, ids::RegistrationId};
 use kruntimes_runtimed::outputs::OutputsDir;
 
 use crate::{
@@ -16,12 +14,12 @@ use crate::{
     api::{Api, Reply, Request},
     clients::Clients,
     clock::{Clock, MS, SECOND, Time, micros},
+    events::Event,
     faults::Profile,
-    gateway::{Gateway, Letter},
+    gateway::Gateway,
     pods::{NODES, Node, Pod},
     rng::Rng,
     scheduler::Scheduler,
-    server::Word,
     watch::{Behind, Watch},
 };
 
@@ -63,126 +61,6 @@ pub(crate) enum Origin {
     },
 }
 
-/// What will happen.
-#[derive(Debug)]
-pub(crate) enum Event {
-    ApiArrive {
-        origin: Origin,
-        request: Box<Request>,
-        until: Time,
-    },
-    ApiReply {
-        origin: Origin,
-        reply: Box<Reply>,
-    },
-    Deliver {
-        watch: u64,
-        epoch: u64,
-    },
-    Reconnect {
-        watch: u64,
-        epoch: u64,
-    },
-    Listed {
-        watch: u64,
-        epoch: u64,
-        position: usize,
-    },
-    Election {
-        index: usize,
-        life: u64,
-    },
-    Look {
-        index: usize,
-        number: u64,
-    },
-    Beat {
-        pod: u32,
-        life: u64,
-    },
-    Wake {
-        origin: Origin,
-    },
-    Nudge {
-        pod: u32,
-        run: RunUid,
-    },
-    Suspect {
-        pod: u32,
-        run: RunUid,
-    },
-    ServerWord {
-        origin: Origin,
-        word: Box<Word>,
-    },
-    Worker {
-        pod: u32,
-        life: u64,
-        run: String,
-        id: RegistrationId,
-        loads: bool,
-    },
-    Execution {
-        pod: u32,
-        life: u64,
-        run: String,
-        execution: u64,
-        in_time: bool,
-    },
-    HopArrive {
-        index: usize,
-        life: u64,
-        letter: Letter,
-    },
-    /// A call that was not sent, or not taken, waits for its function to be elsewhere.
-    Waits {
-        index: usize,
-        life: u64,
-        call: u64,
-    },
-    HopReply {
-        index: usize,
-        life: u64,
-        letter: u64,
-        result: Box<Result<Answer, HopError>>,
-    },
-    Pool,
-    Kubelets,
-    PodStart {
-        pod: u32,
-    },
-    PodKill {
-        pod: u32,
-    },
-    DaemonStart {
-        pod: u32,
-    },
-    ServerStart {
-        pod: u32,
-    },
-    Sigterm {
-        pod: u32,
-    },
-    Drained {
-        pod: u32,
-    },
-    Probe {
-        pod: u32,
-    },
-    NodeSilent {
-        node: usize,
-        epoch: u64,
-    },
-    NodeHeard {
-        node: usize,
-        epoch: u64,
-    },
-    Fault,
-    Heal(crate::faults::Heal),
-    User,
-    Caller,
-}
-
 pub(crate) struct Sim {
     pub(crate) seed: u64,
     pub(crate) variant: Option<Variant>,
@@ -218,6 +96,18 @@ pub(crate) struct Sim {
     pub(crate) outputs: Option<OutputsDir>,
     tracing: bool,
     trace: Vec<String>,
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// Whose request it is.
+    pub(crate) fn actor(self) -> Actor {
+        match self {
+            Self::Scheduler { index, .. } => Actor::Scheduler(index),
+            Self::Driver { pod, .. } | Self::Beat { pod, .. } => Actor::Runtimed(pod),
+        }
+    }
 }
 
 // === impl Sim ===
@@ -395,8 +285,8 @@ impl Sim {
         }
     }
 
-    fn api_arrive(&mut self, origin: Origin, request: Request, until: Time) {
-        if !self.reaches_api(actor_of(origin)) {
+    pub(crate) fn api_arrive(&mut self, origin: Origin, request: Request, until: Time) {
+        if !self.reaches_api(origin.actor()) {
             let at = if self.rng.chance(300) {
                 self.now + 100 * MS
             } else {
@@ -447,8 +337,8 @@ impl Sim {
         self.at(at, Event::ApiReply { origin, reply });
     }
 
-    fn api_reply(&mut self, origin: Origin, reply: Reply) {
-        let reply = if self.reaches_api(actor_of(origin)) {
+    pub(crate) fn api_reply(&mut self, origin: Origin, reply: Reply) {
+        let reply = if self.reaches_api(origin.actor()) {
             reply
         } else {
             Reply::Unknown
@@ -467,138 +357,5 @@ impl Sim {
             }
             Origin::Beat { pod, life, sent } => self.beat_answer(pod, life, sent, &reply),
         }
-    }
-
-    // --- what happens ---
-
-    /// A process that stands still does what comes to it later.
-    fn thaw(&self, event: &Event) -> Option<Time> {
-        if self.frozen.is_empty() {
-            return None;
-        }
-        let actor = match event {
-            Event::ApiReply { origin, .. } | Event::Wake { origin } | Event::ServerWord { origin, .. } => {
-                actor_of(*origin)
-            }
-            Event::Deliver { watch, .. } | Event::Listed { watch, .. } | Event::Reconnect { watch, .. } => {
-                self.watches.get(watch)?.actor
-            }
-            Event::Election { index, .. } | Event::Look { index, .. } => Actor::Scheduler(*index),
-            Event::Beat { pod, .. }
-            | Event::Nudge { pod, .. }
-            | Event::Suspect { pod, .. }
-            | Event::Execution { pod, .. }
-            | Event::Drained { pod } => Actor::Runtimed(*pod),
-            Event::HopArrive { letter, .. } => {
-                let address = letter.route.owner.address;
-                let found = self.pods.values().find(|it| it.address == address)?;
-                Actor::Runtimed(found.id)
-            }
-            _ => return None,
-        };
-        self.frozen.get(&actor).copied().filter(|it| *it > self.now)
-    }
-
-    fn dispatch(&mut self, event: Event) {
-        if let Some(thaw) = self.thaw(&event) {
-            return self.at(thaw, event);
-        }
-        match event {
-            Event::ApiArrive {
-                origin,
-                request,
-                until,
-            } => self.api_arrive(origin, *request, until),
-            Event::ApiReply { origin, reply } => self.api_reply(origin, *reply),
-            Event::Deliver { watch, epoch } => self.deliver(watch, epoch),
-            Event::Reconnect { watch, epoch } => self.reconnect(watch, epoch),
-            Event::Listed {
-                watch,
-                epoch,
-                position,
-            } => self.listed(watch, epoch, position),
-            Event::Election { index, life } => self.election(index, life),
-            Event::Look { index, number } => self.scheduler_look(index, number),
-            Event::Beat { pod, life } => self.beat(pod, life),
-            Event::Wake { origin } => {
-                if let Origin::Driver {
-                    pod,
-                    life,
-                    run,
-                    token,
-                } = origin
-                    && self.life_of(Actor::Runtimed(pod)) == Some(life)
-                {
-                    self.driver_wakes(pod, run, token);
-                }
-            }
-            Event::Nudge { pod, run } => self.nudge(pod, run),
-            Event::Suspect { pod, run } => self.suspect(pod, run),
-            Event::ServerWord { origin, word } => {
-                if let Origin::Driver {
-                    pod,
-                    life,
-                    run,
-                    token,
-                } = origin
-                    && self.life_of(Actor::Runtimed(pod)) == Some(life)
-                {
-                    self.server_word(pod, run, token, *word);
-                }
-            }
-            Event::Worker {
-                pod,
-                life,
-                run,
-                id,
-                loads,
-            } => self.worker(pod, life, &run, &id, loads),
-            Event::Execution {
-                pod,
-                life,
-                run,
-                execution,
-                in_time,
-            } => {
-                if self.server(pod, life).is_some() {
-                    let late = Failure::new(
-                        kruntimes_proto::failure::Reason::DeadlineExceeded,
-                        "the time is over",
-                    );
-                    let result = if in_time { Ok(()) } else { Err(late) };
-                    self.execution_over(pod, &run, execution, result);
-                }
-            }
-            Event::HopArrive { index, life, letter } => self.hop_arrive(index, life, letter),
-            Event::HopReply {
-                index,
-                life,
-                letter,
-                result,
-            } => self.hop_reply(index, life, letter, *result),
-            Event::Waits { index, life, call } => self.waits(index, life, call),
-            Event::Pool => self.keep_pool(),
-            Event::Kubelets => self.sync_kubelets(),
-            Event::PodStart { pod } => self.pod_start(pod),
-            Event::PodKill { pod } => self.pod_kill(pod),
-            Event::DaemonStart { pod } => self.start_daemon(pod),
-            Event::ServerStart { pod } => self.start_server(pod),
-            Event::Sigterm { pod } => self.sigterm(pod),
-            Event::Drained { pod } => self.drained(pod),
-            Event::Probe { pod } => self.probe(pod),
-            Event::NodeSilent { node, epoch } => self.node_silent(node, epoch),
-            Event::NodeHeard { node, epoch } => self.node_heard(node, epoch),
-            Event::Fault => self.fault(),
-            Event::Heal(heal) => self.heal(heal),
-            Event::User => self.user(),
-            Event::Caller => self.caller(),
-        }
-    }
-}
-
-fn actor_of(origin: Origin) -> Actor {
-    match origin {
-        Origin::Scheduler { index, .. } => Actor::Scheduler(index),
-        Origin::Driver { pod, .. } | Origin::Beat { pod, .. } => Actor::Runtimed(pod),
     }
 }

@@ -6,8 +6,9 @@ use kruntimes_gateway::routes::Entry;
 use crate::{
     api::{Change, Kind, Object},
     clock::{MS, SECOND, Time},
+    events::Event,
     rng::Rng,
-    sim::{Actor, Event, Sim},
+    sim::{Actor, Sim},
 };
 
 #[derive(Debug)]
