@@ -19,6 +19,7 @@ mod hop;
 mod limits;
 mod observe;
 mod once;
+mod origins;
 mod outputs;
 mod route_lag;
 mod secrets;

@@ -6,10 +6,10 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kruntimes_e2e::{
-    call::{Call, Version},
+    call::{self, Call, Version},
     cluster::{Cluster, eventually},
     install,
-    load::Callers,
+    load::{Callers, Line},
     suite::operations,
     world::World,
 };
@@ -107,6 +107,50 @@ async fn every_gateway_calls_what_is_ready() -> Result<()> {
             );
         }
     }
+    world.close().await
+}
+
+/// C-5.3, bug scenario 42: whichever gateway is asked, over however many connections, a function runs one call at a time;
+/// all others are told so.
+#[tokio::test]
+async fn gateways_together_run_one_call_of_a_function_at_a_time() -> Result<()> {
+    // Where two calls overlap, the second finds the first one's mark.
+    const MARKED: &str = "import os, time\n\n\
+        def handler(event, context):\n\
+        \x20   mark = os.open('mark', os.O_CREAT | os.O_EXCL)\n\
+        \x20   time.sleep(0.005)\n\
+        \x20   os.close(mark)\n\
+        \x20   os.unlink('mark')\n\
+        \x20   return event\n";
+    let world = install::world(&Cluster::node().await?, 1, 8).await?;
+    let gateways = gateways(&world).await?;
+    ensure!(gateways.len() > 1, "one gateway is no choice: {gateways:?}");
+    let function = world.function("marked", MARKED).await?;
+    world.invoke_until(&function, "0", 200).await?;
+    let callers: Vec<_> = (0..20)
+        .map(|index| {
+            let mut gateway = world.gateway.clone();
+            gateway.address = gateways[index % gateways.len()];
+            let call = Call::invoke(&function.path, &world.token, "1");
+            call::spawn(async move {
+                let mut line = Line::new(&gateway);
+                let mut answers = Vec::new();
+                for _ in 0..10 {
+                    answers.push(line.send(&call).await?);
+                }
+                Ok::<_, anyhow::Error>(answers)
+            })
+        })
+        .collect();
+    let mut ran = 0;
+    for caller in callers {
+        for answer in caller.await?? {
+            let status = answer.status.as_u16();
+            ensure!([200, 429].contains(&status), "{status} {:?}", answer.body);
+            ran += usize::from(status == 200);
+        }
+    }
+    ensure!((1..200).contains(&ran), "{ran} of 200 calls ran");
     world.close().await
 }
 
