@@ -2,7 +2,7 @@
 //!
 //! Tests in `tests/api` run on a real API server without nodes: every process of
 //! the path runs on loopback, and [`kubelet`] stands in for the kubelet. Those in
-//! `tests/cluster` and `tests/cluster_install.rs` run on a real cluster, inside its network. Both look through
+//! `tests/cluster` and the files beside it run on a real cluster, inside its network. Both look through
 //! one [`world::World`], so that [`suite`] can ask both the same questions.
 //!
 //! A missing cluster is an error with a remedy, never a skip.
@@ -15,6 +15,7 @@ pub mod install;
 pub mod kubelet;
 pub mod load;
 pub mod processes;
+pub mod processor;
 pub mod rules;
 pub mod stack;
 pub mod stage;

@@ -217,6 +217,29 @@ pub async fn paced(world: &World, functions: &[Function], body: &Bytes, pace: Pa
             call::spawn(one_pace(world.gateway.clone(), call, first, period, pace.length))
         })
         .collect();
+    gathered(tasks, start).await
+}
+
+/// One caller for each function, each calling again as soon as it has its answer, on one connection each.
+pub async fn closed(
+    world: &World,
+    functions: &[Function],
+    body: &Bytes,
+    length: Duration,
+) -> Result<Figures> {
+    let start = Instant::now();
+    let tasks: Vec<_> = functions
+        .iter()
+        .map(|function| {
+            let call = Call::invoke(&function.path, &world.token, body.clone());
+            call::spawn(one_after_another(world.gateway.clone(), call, start + length))
+        })
+        .collect();
+    gathered(tasks, start).await
+}
+
+/// What the callers measured, together.
+async fn gathered(tasks: Vec<tokio::task::JoinHandle<Result<Figures>>>, start: Instant) -> Result<Figures> {
     let mut all = Figures::default();
     for task in tasks {
         let figures = task.await.context("a caller failed")??;
@@ -226,6 +249,21 @@ pub async fn paced(world: &World, functions: &[Function], body: &Bytes, pace: Pa
     all.elapsed = start.elapsed();
     all.micros.sort_unstable();
     Ok(all)
+}
+
+async fn one_after_another(gateway: Gateway, call: Call, end: Instant) -> Result<Figures> {
+    let mut line = Line::new(&gateway);
+    let mut figures = Figures::default();
+    while Instant::now() < end {
+        let begin = Instant::now();
+        let answer = line.send(&call).await?;
+        if answer.status == 200 {
+            figures.micros.push(u64::try_from(begin.elapsed().as_micros())?);
+        } else {
+            figures.failed += 1;
+        }
+    }
+    Ok(figures)
 }
 
 async fn one_pace(

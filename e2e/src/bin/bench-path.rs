@@ -1,5 +1,6 @@
-//! `make bench-path`: thirty callers of thirty Python functions, 1 KB each way, at a
-//! fixed pace through TLS, authorization, hop and worker of the installed cluster.
+//! `make bench-path`: callers of Python functions through TLS, authorization, hop and worker of the installed cluster.
+//! Thirty of thirty functions at a fixed pace, 1 KB each way; one, and sixteen of sixteen, as fast as they are answered,
+//! 100 bytes each way.
 
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use kruntimes_e2e::{
     cluster::Cluster,
     install,
     load::{self, Figures, Pace},
+    processor::Used,
 };
 
 const FUNCTIONS: usize = 30;
@@ -20,6 +22,8 @@ const PACE: Pace = Pace {
     length: Duration::from_secs(20),
 };
 const ROUNDS: usize = 5;
+/// How long a round as fast as possible lasts.
+const CLOSED: Duration = Duration::from_secs(5);
 const ECHO: &str = "def handler(event, context):\n    return event\n";
 
 // One thread: callers that wake each other would take from what they measure.
@@ -34,8 +38,7 @@ async fn main() -> Result<()> {
         world.ready(function).await?;
         world.invoke_until(function, "1", 200).await?;
     }
-    // A string of JSON, 1024 bytes with its quotes.
-    let body = Bytes::from(format!("\"{}\"", "x".repeat(1022)));
+    let body = json_of(1024);
     let warm_up = Pace {
         length: Duration::from_secs(5),
         ..PACE
@@ -43,30 +46,87 @@ async fn main() -> Result<()> {
     load::paced(&world, &functions, &body, warm_up).await?;
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
+        let before = Used::now();
         let figures = load::paced(&world, &functions, &body, PACE).await?;
-        println!(
-            "round {round}: {} calls, {} failed, {:.0}/s, p50 {} us, p90 {} us, p99 {} us, max {} us",
-            figures.micros.len(),
-            figures.failed,
-            figures.rate(),
-            figures.percentile(0.5),
-            figures.percentile(0.9),
-            figures.percentile(0.99),
-            figures.percentile(1.0),
+        told(
+            &format!("{FUNCTIONS} callers, paced, round {round}"),
+            &figures,
+            &before,
         );
         rounds.push(figures);
     }
+    let body = json_of(100);
+    let mut one = Vec::new();
+    let mut sixteen = Vec::new();
+    for round in 1..=ROUNDS {
+        for (callers, all) in [(1, &mut one), (16, &mut sixteen)] {
+            let before = Used::now();
+            let figures = load::closed(&world, &functions[..callers], &body, CLOSED).await?;
+            told(
+                &format!("{callers} callers, closed loop, round {round}"),
+                &figures,
+                &before,
+            );
+            all.push(figures);
+        }
+    }
     world.close().await?;
-    let failed: usize = rounds.iter().map(|round| round.failed).sum();
+    let failed: usize = [&rounds, &one, &sixteen]
+        .into_iter()
+        .flatten()
+        .map(|round| round.failed)
+        .sum();
     let (p50, p50_low, p50_high) = spread(&rounds, |round| round.percentile(0.5));
     let (p99, p99_low, p99_high) = spread(&rounds, |round| round.percentile(0.99));
+    let (one_p50, ..) = spread(&one, |round| round.percentile(0.5));
+    let (one_p99, ..) = spread(&one, |round| round.percentile(0.99));
+    let (sixteen_p99, ..) = spread(&sixteen, |round| round.percentile(0.99));
+    let (rate, rate_low, rate_high) = spread(&sixteen, |round| whole(round.rate()));
     println!(
         "RESULT p50_us={p50} p99_us={p99} requests_per_second={:.1} failed={failed} \
-         p50_us_min={p50_low} p50_us_max={p50_high} p99_us_min={p99_low} p99_us_max={p99_high} pods={PODS}",
+         p50_us_min={p50_low} p50_us_max={p50_high} p99_us_min={p99_low} p99_us_max={p99_high} \
+         one_p50_us={one_p50} one_p99_us={one_p99} sixteen_per_second={rate} sixteen_per_second_min={rate_low} \
+         sixteen_per_second_max={rate_high} sixteen_p99_us={sixteen_p99} pods={PODS}",
         rounds.iter().map(Figures::rate).fold(f64::INFINITY, f64::min),
     );
     ensure!(failed == 0, "{failed} calls failed");
     Ok(())
+}
+
+/// A string of JSON of so many bytes, with its quotes.
+fn json_of(bytes: usize) -> Bytes {
+    Bytes::from(format!("\"{}\"", "x".repeat(bytes - 2)))
+}
+
+/// Prints a round, and what it cost each program for a call.
+fn told(what: &str, figures: &Figures, before: &Used) {
+    let calls = u64::try_from(figures.micros.len()).unwrap_or(u64::MAX).max(1);
+    let cost: Vec<String> = Used::now()
+        .since(before)
+        .into_iter()
+        .filter(|(_, micros)| micros / calls > 0)
+        .map(|(program, micros)| format!("{program} {}", micros / calls))
+        .collect();
+    println!(
+        "{what}: {} calls, {} failed, {:.0}/s, p50 {} us, p90 {} us, p99 {} us, max {} us; processor us a call: {}",
+        figures.micros.len(),
+        figures.failed,
+        figures.rate(),
+        figures.percentile(0.5),
+        figures.percentile(0.9),
+        figures.percentile(0.99),
+        figures.percentile(1.0),
+        cost.join(", "),
+    );
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "calls a second, some thousands"
+)]
+fn whole(rate: f64) -> u64 {
+    rate as u64
 }
 
 /// Median, least and greatest over the rounds.
