@@ -13,6 +13,7 @@ mod deadlines;
 mod drain;
 mod early;
 mod explain;
+mod floods;
 mod handover;
 mod heads;
 mod hop;

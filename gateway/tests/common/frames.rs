@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf},
     net::TcpStream,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -16,6 +16,7 @@ pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
+pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const ACK: u8 = 1;
@@ -75,7 +76,7 @@ impl Frames {
         self.tls.flush().await.expect("flush");
     }
 
-    /// A head with these fields; the pseudo-headers are those of a call of `path`.
+    /// A head with these fields, as [`block`] writes it.
     pub(crate) async fn head(
         &mut self,
         stream: u32,
@@ -84,21 +85,14 @@ impl Frames {
         fields: &[(&str, &str)],
         end: bool,
     ) {
-        let pseudo = [
-            (":method", method),
-            (":scheme", "https"),
-            (":authority", "localhost"),
-            (":path", path),
-        ];
-        let mut block = Vec::new();
-        for (name, value) in pseudo.iter().chain(fields) {
-            // A literal that is never indexed, nothing compressed (RFC 7541, 6.2.3).
-            block.push(0x10);
-            text(&mut block, name);
-            text(&mut block, value);
-        }
         let flags = END_HEADERS | if end { END_STREAM } else { 0 };
-        self.send(&frame(HEADERS, flags, stream, &block)).await;
+        self.send(&frame(HEADERS, flags, stream, &block(method, path, fields)))
+            .await;
+    }
+
+    /// The bytes both ways, for who reads and writes at the same time.
+    pub(crate) fn split(self) -> (ReadHalf<TlsStream<TcpStream>>, WriteHalf<TlsStream<TcpStream>>) {
+        tokio::io::split(self.tls)
     }
 
     pub(crate) async fn data(&mut self, stream: u32, bytes: &[u8], end: bool) {
@@ -158,6 +152,24 @@ impl Frames {
             ended.body = Some(std::mem::take(body));
         }
     }
+}
+
+/// The header block of a request of `path` with these fields.
+pub(crate) fn block(method: &str, path: &str, fields: &[(&str, &str)]) -> Vec<u8> {
+    let pseudo = [
+        (":method", method),
+        (":scheme", "https"),
+        (":authority", "localhost"),
+        (":path", path),
+    ];
+    let mut block = Vec::new();
+    for (name, value) in pseudo.iter().chain(fields) {
+        // A literal that is never indexed, nothing compressed (RFC 7541, 6.2.3).
+        block.push(0x10);
+        text(&mut block, name);
+        text(&mut block, value);
+    }
+    block
 }
 
 /// A string of HPACK: its length in a prefix of seven bits, then its bytes.
