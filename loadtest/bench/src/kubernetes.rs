@@ -1,0 +1,122 @@
+//! As much of a Kubernetes API as a gateway asks for: pages of Runs, a watch without news, and access reviews.
+
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderMap, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use kruntimes_peer::PeerKey;
+use serde_json::{Value, json};
+
+use crate::functions;
+
+/// After this long a watch ends, as the gateway asks for.
+const WATCH: Duration = Duration::from_secs(30);
+
+/// What the answers are made from.
+pub(crate) struct Cluster {
+    /// How many Runs there are.
+    pub(crate) routes: usize,
+    /// Where the owner of all of them listens.
+    pub(crate) owner: SocketAddr,
+    /// The key it is known by.
+    pub(crate) key: PeerKey,
+    /// Who may call all of them.
+    pub(crate) token: String,
+}
+
+/// Serves `cluster`.
+pub(crate) fn api(cluster: Cluster) -> Router {
+    Router::new()
+        .route("/apis/kruntimes.io/v1alpha1/runs", get(runs))
+        .route(
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            post(review),
+        )
+        .with_state(Arc::new(cluster))
+}
+
+async fn runs(State(cluster): State<Arc<Cluster>>, uri: Uri) -> Response {
+    let asked = |name: &str| {
+        uri.query()
+            .unwrap_or_default()
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .find_map(|(key, value)| (key == name).then_some(value))
+    };
+    if asked("watch") == Some("true") {
+        return silence();
+    }
+    let number = |name: &str| asked(name).and_then(|value| value.parse::<usize>().ok());
+    let from = number("continue").unwrap_or(0).min(cluster.routes);
+    let to = number("limit").map_or(cluster.routes, |limit| (from + limit).min(cluster.routes));
+    let next = if to < cluster.routes {
+        to.to_string()
+    } else {
+        String::new()
+    };
+    let items: Vec<Value> = (from..to).map(|number| cluster.run(number)).collect();
+    Json(json!({
+        "apiVersion": "kruntimes.io/v1alpha1", "kind": "RunList",
+        "metadata": { "resourceVersion": "1", "continue": next }, "items": items,
+    }))
+    .into_response()
+}
+
+/// A watch in which nothing happens.
+fn silence() -> Response {
+    let end = futures::stream::once(async {
+        tokio::time::sleep(WATCH).await;
+        Ok::<_, Infallible>(Bytes::new())
+    });
+    Response::new(Body::from_stream(end))
+}
+
+async fn review(State(cluster): State<Arc<Cluster>>, headers: HeaderMap) -> Response {
+    let token = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    if token != Some(&cluster.token) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    let answer = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "status": { "allowed": true },
+    });
+    (StatusCode::CREATED, Json(answer)).into_response()
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// A Ready function, with what a stored one has besides.
+    fn run(&self, number: usize) -> Value {
+        json!({
+            "apiVersion": "kruntimes.io/v1alpha1", "kind": "Run",
+            "metadata": {
+                "namespace": functions::NAMESPACE, "name": format!("function-{number:06}"),
+                "uid": functions::uid(number), "resourceVersion": "1", "generation": 1,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {
+                "runtime": functions::RUNTIME,
+                "mode": { "function": { "handler": "main.handler" } },
+                "source": { "inline": "def handler(event, context):\n    return event\n" },
+            },
+            "status": {
+                "phase": "Ready", "attempt": 1, "observedGeneration": 1,
+                "assignedPod": "python-0", "assignedPodUID": "8a9d8b6e-3b1f-4a54-9c0e-2f6a1f0f6d10",
+                "owner": { "address": self.owner.to_string(), "peerKey": self.key.to_string() },
+                "conditions": [{
+                    "type": "Ready", "status": "True", "reason": "FunctionRegistered", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:01Z",
+                }],
+            },
+        })
+    }
+}
