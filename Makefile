@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 export CARGO_TARGET_DIR ?= $(or $(KRUNTIMES_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kruntimes)/target
 export KUBECONFIG_EXTERNAL JOB
 
-.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench-path chaos conformance sim clean-all
+.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench-path chaos fuzz conformance sim clean-all
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -55,7 +55,7 @@ down: ## ends the clusters of this clone
 e2e: ## end-to-end tests on the cluster; T=cluster runs one target [T=cluster::path:: a part of it]
 	@dev/test e2e $(T)
 
-load: ## k6 load against functions like the demo's; SCENARIO=smoke|burst|steady [JOB=1 in a Pod]
+load: ## k6 load against functions like the demo's; SCENARIO=smoke|burst|steady|ramp|bodies|bad [JOB=1 in a Pod]
 	@dev/load $(or $(SCENARIO),smoke)
 
 conformance: ## the Runtime Server protocol, on every built-in server or on yours [ADDRESS= WORKSPACE= LANGUAGE= FIXTURES=]
@@ -70,6 +70,9 @@ bench-path: ## how long a warm call takes on the cluster: 30 callers of 30 funct
 
 chaos: ## kills, freezes, cuts, fills and deletes at random under load, then compares histories; MINUTES=10 [SEED=n] [DELETIONS=20]
 	@MINUTES='$(MINUTES)' SEED='$(SEED)' DELETIONS='$(DELETIONS)' dev/chaos
+
+fuzz: ## what strangers send to the gateway, guided by coverage; MINUTES=1 each [TARGETS="path token head front_h1 front_h2"]
+	@MINUTES='$(MINUTES)' TARGETS='$(TARGETS)' dev/fuzz
 
 clean-all: ## ends everything and removes build/; caches stay
 	@dev/down all

@@ -181,7 +181,13 @@ async fn shake_hands(
     }
 }
 
-async fn serve_one(stream: Stream, remote: SocketAddr, front: Arc<Front>, stopping: watch::Receiver<bool>) {
+/// Serves one connection until it ends, or carries no call while the process stops.
+pub async fn serve_one(
+    stream: Stream,
+    remote: SocketAddr,
+    front: Arc<Front>,
+    stopping: watch::Receiver<bool>,
+) {
     let (stream, arrivals) = stream::Noting::new(stream, front.patience().head);
     let connection = Arc::new(Connection::new(front, arrivals, remote));
     let mut next: Option<Stream> = Some(Box::new(stream));
