@@ -138,7 +138,7 @@ for chart in kruntimes kruntimes-runtimes; do
     case $leaf in
       gateway.tls.certManager.enabled) continue ;; # it is refused beside existingSecret, above
       *.enabled) ;;
-      gateway.autoscaling.* | metrics.podMonitor.*) context=(--set "${leaf%.*}.enabled=true") ;;
+      gateway.autoscaling.* | metrics.podMonitor.* | metrics.prometheusRule.* | metrics.dashboard.*) context=(--set "${leaf%.*}.enabled=true") ;;
     esac
     case $value in
       true) other=false ;;
@@ -181,6 +181,9 @@ hides "replicas: 2" "${gateway[@]}" --set gateway.autoscaling.enabled=true,gatew
 shows "kind: HorizontalPodAutoscaler" kruntimes --set gateway.autoscaling.enabled=true
 count 2 "kind: PodMonitor" kruntimes --set metrics.podMonitor.enabled=true
 shows "matchNames:" kruntimes --set 'metrics.podMonitor.enabled=true,scope.namespaces={a}'
+# Their own templates ($labels) are left to Prometheus and Grafana.
+shows '{{ $labels.pod }}' kruntimes --set metrics.prometheusRule.enabled=true
+shows '"legendFormat": "{{status}}"' kruntimes --set metrics.dashboard.enabled=true
 # The test cluster does not enforce NetworkPolicies; that they say the right thing is seen here.
 policy=$(document NetworkPolicy kruntimes-gateway kruntimes --set gateway.networkPolicy.enabled=true)
 grep -qx '        - {port: https, protocol: TCP}' <<<"$policy" || fail "the gateway's policy lacks its port: $policy"

@@ -133,6 +133,46 @@ fn every_metric_is_documented() {
     assert_eq!(documented, known);
 }
 
+/// Alerts and dashboard ask for metrics that are there, and the document lists the alerts as they are.
+#[test]
+fn alerts_and_dashboard_speak_of_documented_metrics() {
+    let documented = table(&read("docs/metrics.md"), "# Metrics", "\u{0}", 1);
+    let alerts = read("charts/kruntimes/files/alerts.yaml");
+    let dashboard = read("charts/kruntimes/files/dashboard.json");
+    for text in [&alerts, &dashboard] {
+        let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_');
+        let metrics: BTreeSet<&str> = words
+            .filter(|word| {
+                ["kruntimes_", "http_server_", "process_"]
+                    .iter()
+                    .any(|it| word.starts_with(it))
+            })
+            .map(|word| word.trim_end_matches("_bucket"))
+            .collect();
+        assert!(metrics.len() > 5, "{metrics:?}");
+        for metric in metrics {
+            assert!(documented.contains(metric), "{metric} is not in docs/metrics.md");
+        }
+    }
+
+    let alerts: serde_json::Value = serde_saphyr::from_str(&alerts).unwrap();
+    let rules = alerts["groups"][0]["rules"].as_array().unwrap();
+    let operate = read("docs/operate.md");
+    for rule in rules {
+        let (name, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
+        let pause = rule["for"]
+            .as_str()
+            .map(|it| format!(" for {}", it.replace('m', " m")));
+        let row = format!("| `{name}` | `{expression}`{} |", pause.unwrap_or_default());
+        assert!(operate.contains(&row), "docs/operate.md lacks {row}");
+        for part in ["summary", "description"] {
+            assert!(rule["annotations"][part].is_string(), "{name}: {part}");
+        }
+    }
+    assert_eq!(operate.matches("| `Kruntimes").count(), rules.len());
+    serde_json::from_str::<serde_json::Value>(&dashboard).unwrap();
+}
+
 #[test]
 fn links_between_documents_lead_somewhere() {
     for document in [
