@@ -121,7 +121,8 @@ impl Reviewer {
         })
     }
 
-    /// Asks once. Everything that is no answer of Kubernetes is `Unavailable`, never a refusal.
+    /// Asks, and once more where the connection broke. Everything that is no answer of Kubernetes is `Unavailable`,
+    /// never a refusal.
     pub async fn ask(&self, bearer: &Bearer, question: &Question) -> Answer {
         // An empty name in a review means "every Run", which is another question.
         if question.namespace.is_empty() || question.name.is_empty() {
@@ -131,7 +132,7 @@ impl Reviewer {
             tracing::debug!("too many access reviews at once");
             return Answer::Unavailable;
         };
-        match timeout(DEADLINE, self.post(bearer, question)).await {
+        match timeout(DEADLINE, self.post_again(bearer, question)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(failure)) => {
                 tracing::debug!(%failure, "an access review failed");
@@ -173,6 +174,15 @@ impl Reviewer {
                 }
                 other => return Err(NotAnonymous(other)),
             }
+        }
+    }
+
+    /// An API server that is replaced breaks its connections under what is on its way. A review changes nothing, so it
+    /// may be sent twice.
+    async fn post_again(&self, bearer: &Bearer, question: &Question) -> Result<Answer, Failure> {
+        match self.post(bearer, question).await {
+            Err(Failure::Send(_) | Failure::Body(_)) => self.post(bearer, question).await,
+            answer => answer,
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Api, Script, bearer, jwt, pass, question};
+use common::{Api, Script, bearer, breaking, jwt, pass, question};
 use kruntimes_authz::{
     Authorizer, Caps, Limits, NoObserver, Observer, Verdict,
     review::{AT_ONCE, DEADLINE},
@@ -69,6 +69,17 @@ async fn an_api_server_that_is_silent_is_no_refusal() {
     // The paused clock jumps to the deadline as soon as nothing else can happen.
     let verdict = authorizer.authorize(&bearer("t"), &question("f")).await;
     assert_eq!(verdict, Verdict::Unavailable);
+}
+
+/// C-3.6: a review that is on its way when its connection breaks is sent again, once.
+#[tokio::test]
+async fn a_broken_connection_is_no_answer_and_tried_again_once() {
+    for (breaks, verdict) in [(1, FRESH), (2, Verdict::Unavailable)] {
+        let (config, _server) = breaking(breaks).await;
+        let authorizer = Authorizer::new(&config, Limits::default(), NoObserver).expect("authorizer");
+        let got = authorizer.authorize(&bearer("t"), &question("f")).await;
+        assert_eq!(got, verdict, "{breaks}");
+    }
 }
 
 /// C-3.6: one review in flight per key.

@@ -20,7 +20,12 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use kruntimes_authz::{Authorizer, Bearer, Limits, NoObserver, Question};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    sync::Semaphore,
+    task::JoinSet,
+};
 
 /// What the server says to one token.
 #[derive(Debug, Clone, Copy)]
@@ -132,6 +137,35 @@ async fn review(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body
         Some(Script::Garbage) => (StatusCode::CREATED, "allowed: true").into_response(),
         None => StatusCode::UNAUTHORIZED.into_response(),
     }
+}
+
+/// A server that hangs up on so many requests and says yes to all others; it ends with what is returned.
+pub(crate) async fn breaking(requests: usize) -> (kube::Config, JoinSet<()>) {
+    const YES: &str = r#"{"status":{"allowed":true}}"#;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let mut server = JoinSet::new();
+    server.spawn(async move {
+        for number in 0.. {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = Vec::new();
+            // Where the question ends.
+            while !request.ends_with(b"}}}") {
+                stream.read_buf(&mut request).await.expect("a request");
+            }
+            if number >= requests {
+                let length = YES.len();
+                let answer = format!(
+                    "HTTP/1.1 201 Created\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{YES}"
+                );
+                stream.write_all(answer.as_bytes()).await.expect("written");
+            }
+        }
+    });
+    (
+        kube::Config::new(format!("http://{address}").parse().expect("uri")),
+        server,
+    )
 }
 
 pub(crate) fn bearer(token: &str) -> Bearer {
