@@ -182,6 +182,7 @@ shows "kind: HorizontalPodAutoscaler" kruntimes --set gateway.autoscaling.enable
 count 2 "kind: PodMonitor" kruntimes --set metrics.podMonitor.enabled=true
 shows "matchNames:" kruntimes --set 'metrics.podMonitor.enabled=true,scope.namespaces={a}'
 # Their own templates ($labels) are left to Prometheus and Grafana.
+# shellcheck disable=SC2016
 shows '{{ $labels.pod }}' kruntimes --set metrics.prometheusRule.enabled=true
 shows '"legendFormat": "{{status}}"' kruntimes --set metrics.dashboard.enabled=true
 # The test cluster does not enforce NetworkPolicies; that they say the right thing is seen here.
