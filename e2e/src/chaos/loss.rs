@@ -29,7 +29,7 @@ pub const READY_WITHIN: Millis = 3_000;
 /// What was felt, in milliseconds since the deletion was asked for, by who felt it longest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Felt {
-    /// Until the first call was refused.
+    /// Until the first call was refused; 0 when none was.
     pub refused: Millis,
     /// Until the function was Ready on another Pod.
     pub ready: Millis,
@@ -138,7 +138,7 @@ async fn feel(
     elsewhere.await?;
     let ready = scene.clock.now();
     answers(callers, function, ready).await?;
-    felt(&calls_of(callers, function, start), start, ready).context("nothing was felt of a Pod's loss")
+    felt(&calls_of(callers, function, start), start, ready).context("nobody called")
 }
 
 /// Waits for a 200 to a call that was made at `since` or later.
@@ -159,9 +159,17 @@ fn calls_of(callers: &Callers, function: &Function, since: Millis) -> Vec<Called
     calls
 }
 
-/// Reads it off the calls that ended since the deletion.
+/// Reads it off the calls that ended since the deletion. Where the Pod still had the time to hand the function over,
+/// calls have waited for its next owner, and none was refused.
 fn felt(calls: &[Called], start: Millis, ready: Millis) -> Option<Felt> {
-    let first = calls.iter().position(|call| !call.succeeded())?;
+    let Some(first) = calls.iter().position(|call| !call.succeeded()) else {
+        return Some(Felt {
+            refused: 0,
+            ready: ready - start,
+            answered: 0,
+            slowest: calls.iter().map(|call| call.ended - call.sent).max()?,
+        });
+    };
     let answered = calls[first..].iter().find(|call| call.succeeded())?.ended;
     let meanwhile = calls.iter().filter(|call| call.ended <= answered);
     Some(Felt {
@@ -224,6 +232,8 @@ mod tests {
             slowest: 300,
         };
         assert_eq!(felt(&calls, 1000, 1900), Some(expected));
-        assert_eq!(felt(&calls[..1], 1000, 1900), None);
+        let unnoticed = felt(&calls[..1], 1000, 1900).unwrap();
+        assert_eq!((unnoticed.refused, unnoticed.ready), (0, 900));
+        assert_eq!(felt(&[], 1000, 1900), None);
     }
 }
