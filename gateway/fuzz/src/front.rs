@@ -64,20 +64,14 @@ pub fn front_h1(data: &[u8]) {
     assert!(promised, "{text}");
 }
 
-/// HTTP/2 behind its preface: whole frames come back.
+/// HTTP/2 behind its preface: nothing panics, and nothing hangs.
 pub fn front_h2(data: &[u8]) {
     let bytes = [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".as_slice(),
         data,
     ]
     .concat();
-    let answers = exchange(&bytes, true);
-    let mut rest = answers.as_slice();
-    while let Some((head, after)) = rest.split_first_chunk::<9>() {
-        let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
-        let Some(after) = after.get(length..) else { return };
-        rest = after;
-    }
+    let _ = exchange(&bytes, true);
 }
 
 /// Sends all of it and hangs up; what came back.
