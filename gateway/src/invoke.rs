@@ -74,10 +74,7 @@ impl<R: Routes, A: Authorize, H> Invoke<R, A, H> {
             known => known,
         };
         timing.route = Some(started.elapsed());
-        let entry = entry.map_err(|miss| match miss {
-            Miss::Unknown => InvokeError::NoSuchFunction,
-            Miss::NotListed => InvokeError::Starting,
-        })?;
+        let entry = entry.map_err(unknown)?;
         if entry.key.namespace != subject.namespace || entry.runtime != subject.runtime {
             return Err(InvokeError::NoSuchFunction);
         }
@@ -96,8 +93,8 @@ impl<R: Routes, A: Authorize, H> Invoke<R, A, H> {
 }
 
 impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
-    /// Route, authorize, ready, admit. A function that is handed over is waited for; `started` is when the
-    /// call's time began.
+    /// Route, authorize, ready, admit. A function that is handed over is waited for, and one that may be Ready
+    /// already without the gateway having heard of it; `started` is when the call's time began.
     ///
     /// # Errors
     /// The first of them that fails; nothing was sent.
@@ -109,14 +106,17 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
     ) -> Result<Ticket, InvokeError> {
         let mut entry = self.permitted(&call.subject, GET, timing).await?;
         let mut place = None;
-        if let (State::NotReady(state), Some(_)) = (&entry.state, entry.handed_over) {
+        if let State::NotReady(state) = &entry.state {
             // Who waits counts as a call, so that they are bounded.
             let taken = self.admit(&entry).map_err(|_| InvokeError::NotReady(*state))?;
             let waited = Instant::now();
-            let deadline = started + call.timeout;
-            let moved = self.moved(call, None, Duration::ZERO, deadline).await;
+            let moved = self.moved(call, None, APPEAR, started + call.timeout).await;
             timing.route = timing.route.map(|took| took + waited.elapsed());
-            entry = moved.unwrap_or(entry);
+            entry = match moved {
+                Some(entry) => entry,
+                // It may have changed for another reason.
+                None => self.routes.find(call.subject.uid).map_err(unknown)?,
+            };
             place = Some(taken);
         }
         let route = match &entry.state {
@@ -263,6 +263,13 @@ impl From<HopError> for InvokeError {
             HopError::Deadline => Self::DeadlineExceeded,
             HopError::BadAnswer(what) => Self::BadAnswer(what),
         }
+    }
+}
+
+fn unknown(miss: Miss) -> InvokeError {
+    match miss {
+        Miss::Unknown => InvokeError::NoSuchFunction,
+        Miss::NotListed => InvokeError::Starting,
     }
 }
 

@@ -29,7 +29,10 @@ pub struct Entry {
     pub route: Option<Route>,
     /// What its conditions say against calling it, for people (C-3.11).
     pub why: Option<String>,
-    /// Since when its owner hands it over to another one, until it can be called again. The table notes it.
+    /// No Pod can take it now, so that nobody knows when it can be called.
+    pub nowhere: bool,
+    /// Since when its owner hands it over to another one, until it can be called again or it is known that no other
+    /// one can take it. The table notes it.
     pub handed_over: Option<Instant>,
 }
 
@@ -98,12 +101,22 @@ pub enum Miss {
 pub struct Wait<'a> {
     /// Where the function was; `None` when that is not known any more.
     pub from: Option<&'a Route>,
-    /// For news that are late: how long the table may go on saying that nothing has changed.
+    /// For news that are late: how long the table may go on saying that nothing has changed, or that the function is
+    /// about to be callable.
     pub late: Duration,
     /// How long a hand-over may last, from its beginning.
     pub handover: Duration,
     /// Of the call.
     pub deadline: Instant,
+}
+
+/// What a call that waits does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// It is sent: the function can be called elsewhere.
+    Go,
+    /// It looks again when there are news, and gives up at this time.
+    Until(Instant),
 }
 
 /// Finds entries without asking anybody.
@@ -143,18 +156,19 @@ impl<T: Routes> Routes for Arc<T> {
 // === impl Wait ===
 
 impl Wait<'_> {
-    /// Until when it is worth waiting with these facts, for a call that began to wait at `since`.
-    ///
-    /// # Errors
-    /// The function can be called elsewhere: no need to wait.
-    pub fn until(&self, entry: &Entry, since: Instant) -> Result<Instant, Route> {
+    /// What these facts mean for a call that began to wait at `since`.
+    #[must_use]
+    pub fn next(&self, entry: &Entry, since: Instant) -> Next {
         let until = match (&entry.state, entry.handed_over) {
-            (State::Ready(route), _) if Some(route) != self.from => return Err(route.clone()),
+            (State::Ready(route), _) if Some(route) != self.from => return Next::Go,
             (State::Ready(_), _) => since + self.late,
             (State::NotReady(_), Some(began)) => began + self.handover,
+            (State::NotReady(NotReady::Pending | NotReady::Registering), None) if !entry.nowhere => {
+                since + self.late
+            }
             (State::NotReady(_) | State::Ended { .. }, _) => since,
         };
-        Ok(until.min(self.deadline))
+        Next::Until(until.min(self.deadline))
     }
 }
 

@@ -71,6 +71,29 @@ async fn a_call_waits_while_its_function_is_on_its_way() {
     assert_eq!((old.calls().len(), world.owner.calls().len()), (0, 1));
 }
 
+/// C-3.5: nobody waits for a hand-over once it is known that no Pod can take the function. The wait would be longer than
+/// this test may take.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_to_nobody_is_not_waited_for() {
+    let world = World::with(&["--handover-wait", "1h"], |_| {}).await;
+    let old = Owner::start(&world.pki).await;
+    let function = world.put(&owned(&old, 1).build());
+    let caller = world.caller();
+    world.api.put(&owned(&old, 1).not_ready("Draining").build());
+    known(&world, &function, "Draining").await;
+    let ending = async {
+        eventually("the call waits", || async {
+            (metric(&world.gateway, "kruntimes_gateway_calls_in_flight").await > 0.0).then_some(())
+        })
+        .await;
+        let full = owned(&old, 1).not_ready("Recovering").waits_for("CapacityFull");
+        world.api.put(&full.build());
+    };
+    let (answer, ()) = tokio::join!(caller.call(&function.path, "1"), ending);
+    assert_eq!(answer.reason(), "Recovering");
+    assert_eq!(caller.call(&function.path, "1").await.reason(), "Recovering");
+}
+
 /// C-3.5: a function that has lost its owner is none that is handed over, and with `--handover-wait 0s` none is waited
 /// for. Such a wait would be longer than this test may take.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! Events on transitions of Runs, for `kubectl describe` (C-2.4). They are told, not kept: a full
 //! queue or a failed request loses them and delays nothing.
 
-use kruntimes_api::{Run, names::MANAGER_SCHEDULER};
+use kruntimes_api::{Run, names::MANAGER_SCHEDULER, status::UNASSIGNED};
 use kube::{
     Client, Resource as _,
     runtime::events::{Event, EventType, Recorder, Reporter},
@@ -102,7 +102,7 @@ fn transition(why: Why) -> Option<(EventType, &'static str)> {
         Why::Lifetime => (EventType::Normal, "Lifetime"),
         Why::Recover(Kind::Recovering) => (EventType::Warning, "Recovering"),
         Why::Recover(Kind::Retrying) => (EventType::Warning, "Retrying"),
-        Why::Recover(Kind::HandedOver | Kind::TurnedAway) => (EventType::Normal, "Unassigned"),
+        Why::Recover(Kind::HandedOver | Kind::TurnedAway) => (EventType::Normal, UNASSIGNED),
         Why::Recover(Kind::Exhausted | Kind::Permanent) => (EventType::Warning, "Failed"),
     })
 }

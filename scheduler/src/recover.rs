@@ -11,7 +11,7 @@ use kruntimes_api::{
     Run, RunStatus,
     retry::{self, HEALTHY_AFTER, Next},
     run::Phase,
-    status::{READY, RUNNING, SCHEDULED, Says},
+    status::{READY, RUNNING, SCHEDULED, Says, UNASSIGNED},
 };
 
 use crate::fence::Fence;
@@ -114,7 +114,7 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
 
     if run.cancel_requested() {
         let message = format!("cancelled; attempt {attempt} on Pod {pod} is over ({reason})");
-        unschedule(&mut status, "Unassigned", &message, generation, now);
+        unschedule(&mut status, UNASSIGNED, &message, generation, now);
         status.finish(Phase::Cancelled, "Cancelled", &message, generation, now);
         return Step {
             status,
@@ -147,7 +147,7 @@ pub fn step(run: &Run, fence: Fence, now: Timestamp, jitter: f64) -> Step {
         status.phase = Some(Phase::Pending);
         status.retry_after = turned_away.then(|| later(now, pause));
         status.message = Some(message.clone());
-        pending(&mut status, "Unassigned", &message, generation, now);
+        pending(&mut status, UNASSIGNED, &message, generation, now);
         return Step {
             status,
             kind: if turned_away {

@@ -22,7 +22,7 @@ use kruntimes_gateway::{
     reply::{Output, Timing},
     request::{Invocation, Subject},
     routes::{
-        Entry, Miss, Route, Routes, State, Wait,
+        Entry, Miss, Next, Route, Routes, State, Wait,
         table::{Scope, Table},
     },
 };
@@ -133,10 +133,10 @@ impl Routes for Desk {
             let (Ok(entry), Some(now)) = (self.find(uid), self.lock().now) else {
                 return Poll::Ready(None);
             };
-            match wait.until(&entry, since) {
-                Err(_) => Poll::Ready(Some(entry)),
-                Ok(until) if until <= now => Poll::Ready(None),
-                Ok(_) => Poll::Pending,
+            match wait.next(&entry, since) {
+                Next::Go => Poll::Ready(Some(entry)),
+                Next::Until(until) if until <= now => Poll::Ready(None),
+                Next::Until(_) => Poll::Pending,
             }
         })
         .await

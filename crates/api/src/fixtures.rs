@@ -141,6 +141,25 @@ impl RunBuilder {
         self
     }
 
+    /// Without a Pod, for this reason of the scheduler.
+    #[must_use]
+    pub fn waits_for(mut self, reason: &str) -> Self {
+        let status = self.status();
+        status.phase = Some(Phase::Pending);
+        status.clear_assignment();
+        status.set(
+            Says {
+                kind: SCHEDULED,
+                holds: false,
+                reason,
+                message: "",
+            },
+            Some(1),
+            NOW,
+        );
+        self
+    }
+
     /// Claimed by the Pod's runtimed, being registered.
     #[must_use]
     pub fn running_on(mut self, pod: &str) -> Self {

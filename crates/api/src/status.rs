@@ -14,6 +14,8 @@ use crate::run::{MESSAGE_MAX, Phase, Run, RunStatus};
 
 /// The Run has a Pod.
 pub const SCHEDULED: &str = "Scheduled";
+/// The reason of a Run that has lost its assignment, until the scheduler has looked for another Pod.
+pub const UNASSIGNED: &str = "Unassigned";
 /// The Run is being prepared, registered or executed.
 pub const RUNNING: &str = "Running";
 /// The function can be called.

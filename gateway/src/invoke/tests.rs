@@ -8,7 +8,7 @@ use crate::{
     hop::Answer,
     request::{Head, Request, Timeouts, parse},
     routes::{
-        NotReady,
+        Next, NotReady,
         table::tests::{entry, ready},
     },
 };
@@ -42,7 +42,7 @@ impl Routes for Arc<Fakes> {
 
     async fn moved(&self, uid: kruntimes_api::keys::RunUid, wait: Wait<'_>) -> Option<Arc<Entry>> {
         let entry = self.find(uid).ok()?;
-        wait.until(&entry, Instant::now()).is_err().then_some(entry)
+        (wait.next(&entry, Instant::now()) == Next::Go).then_some(entry)
     }
 }
 
@@ -295,6 +295,11 @@ async fn a_function_that_is_handed_over_is_waited_for() {
 
     let (_, result) = run(fakes(vec![Ok(draining.clone())], vec![Ok("out")])).await;
     assert_eq!(reason(result), "Draining");
+
+    let registering = entry(1, State::NotReady(NotReady::Registering));
+    let late = vec![Ok(registering), Ok(ready(1, "p1"))];
+    let (_, result) = run(fakes(late, vec![Ok("out")])).await;
+    assert!(result.is_ok(), "its caller knows sooner that it is Ready");
 
     let (_, invoke) = path(fakes(vec![Ok(draining), Ok(ready(2, "p2"))], vec![Ok("out")]));
     let _all = invoke.admission.admit("demo").unwrap();

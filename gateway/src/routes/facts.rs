@@ -7,7 +7,10 @@
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
-use kruntimes_api::keys::{Attempt, PodUid, RunKey};
+use kruntimes_api::{
+    keys::{Attempt, PodUid, RunKey},
+    status::UNASSIGNED,
+};
 use kruntimes_peer::PeerKey;
 use kruntimes_proto::limits::clip;
 use kube::core::Object;
@@ -97,9 +100,17 @@ impl Entry {
             state,
             route,
             why: status.and_then(why),
+            nowhere: status.is_some_and(is_nowhere),
             handed_over: None,
         })
     }
+}
+
+/// Whether the scheduler has looked for a Pod and says why there is none, or lets the Run pause. That a Run has just
+/// lost its assignment says nothing yet.
+fn is_nowhere(status: &Status) -> bool {
+    condition(status, "Scheduled")
+        .is_some_and(|condition| condition.status == "False" && condition.reason != UNASSIGNED)
 }
 
 /// `Scheduled=CapacityFull: every Pod is full; …`: the conditions that are False.
@@ -331,6 +342,27 @@ mod tests {
             Entry::of(&deleting).unwrap().state,
             State::NotReady(NotReady::Terminating)
         );
+    }
+
+    #[test]
+    fn the_scheduler_says_when_no_pod_can_take_a_run() {
+        let nowhere = |scheduled: Value| {
+            let status = json!({ "phase": "Pending", "conditions": [scheduled] });
+            Entry::of(&run(json!({}), status)).unwrap().nowhere
+        };
+        let scheduled =
+            |status: &str, reason: &str| json!({ "type": "Scheduled", "status": status, "reason": reason });
+        for reason in ["CapacityFull", "NoPodReady", "Retrying", "SomethingNew"] {
+            assert!(nowhere(scheduled("False", reason)), "{reason}");
+        }
+        assert!(
+            !nowhere(scheduled("False", "Unassigned")),
+            "it has not looked yet"
+        );
+        assert!(!nowhere(scheduled("True", "Assigned")));
+        assert!(!nowhere(
+            json!({ "type": "Ready", "status": "False", "reason": "Recovering" })
+        ));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Entry, Miss, Owner, Routes, State, Wait,
+    Entry, Miss, Next, Owner, Routes, State, Wait,
     table::{News, Scope, Table},
 };
 
@@ -44,7 +44,8 @@ struct Version {
     complete: bool,
 }
 
-/// How long an unknown UID may take to appear (C-3.5).
+/// How much later than its caller the gateway may hear of a function (C-3.5): how long an unknown UID may take to
+/// appear, and one that is being registered to become Ready.
 pub const APPEAR: Duration = Duration::from_millis(300);
 
 /// How many calls may wait for that at once. Strangers can make a call wait, so it is few.
@@ -154,8 +155,9 @@ impl Routes for Shared {
         let mut news = self.listed.subscribe();
         loop {
             let entry = self.find(uid).ok()?;
-            let Ok(until) = wait.until(&entry, since) else {
-                return Some(entry);
+            let until = match wait.next(&entry, since) {
+                Next::Go => return Some(entry),
+                Next::Until(until) => until,
             };
             if until <= Instant::now() || !matches!(timeout_at(until, news.changed()).await, Ok(Ok(()))) {
                 return None;
@@ -236,6 +238,22 @@ mod tests {
         assert_eq!(before.elapsed(), APPEAR / 2 + 2 * SECOND);
     }
 
+    /// C-3.5: a caller may know that a function is Ready before the gateway does.
+    #[tokio::test(start_paused = true)]
+    async fn a_function_that_is_being_registered_may_be_ready_within_300_ms() {
+        let uid = UID.parse().unwrap();
+        let shared = Shared::new([]);
+        let says = |entry| shared.take_in(&Scope::All, [News::Apply(entry)]);
+        says(entry(1, State::NotReady(NotReady::Registering)));
+        let before = Instant::now();
+        let (ready_soon, ()) = tokio::join!(shared.moved(uid, wait(None)), async {
+            tokio::time::sleep(APPEAR / 2).await;
+            says(ready(1, "p1"));
+        });
+        assert_eq!(*ready_soon.unwrap(), ready(1, "p1"));
+        assert_eq!(before.elapsed(), APPEAR / 2);
+    }
+
     /// C-3.5: what is not to be expected is not waited for.
     #[tokio::test(start_paused = true)]
     async fn a_call_does_not_wait_in_vain() {
@@ -259,6 +277,20 @@ mod tests {
         assert_eq!(took(owner, 9 * SECOND).await, APPEAR, "news may be late");
         says(not_ready(1));
         assert_eq!(took(owner, 9 * SECOND).await, Duration::ZERO, "its owner is lost");
+        for state in [NotReady::Pending, NotReady::Registering] {
+            says(entry(1, State::NotReady(state)));
+            assert_eq!(
+                took(None, 9 * SECOND).await,
+                APPEAR,
+                "{state:?}: news may be late"
+            );
+        }
+        let nowhere = |state| Entry {
+            nowhere: true,
+            ..entry(1, State::NotReady(state))
+        };
+        says(nowhere(NotReady::Pending));
+        assert_eq!(took(None, 9 * SECOND).await, Duration::ZERO, "no Pod has room");
         says(entry(1, State::NotReady(NotReady::Draining)));
         assert_eq!(took(None, SECOND).await, SECOND, "the caller waits no longer");
         says(entry(1, State::NotReady(NotReady::Recovering)));
@@ -268,6 +300,14 @@ mod tests {
             "a hand-over has 3 s in all"
         );
         assert_eq!(took(None, 9 * SECOND).await, Duration::ZERO, "it has had them");
+
+        says(ready(1, "p1"));
+        says(entry(1, State::NotReady(NotReady::Draining)));
+        let (waited, ()) = tokio::join!(took(None, 9 * SECOND), async {
+            tokio::time::sleep(SECOND).await;
+            says(nowhere(NotReady::Recovering));
+        });
+        assert_eq!(waited, SECOND, "nobody takes it over");
     }
 
     #[tokio::test(start_paused = true)]

@@ -86,9 +86,11 @@ impl Table {
 }
 
 /// Since when the function is handed over. It begins with an owner that says so (C-6.4), and lasts over all steps
-/// until it can be called again; a function that has lost its owner is not handed over.
+/// until it can be called again; a function that has lost its owner is not handed over, and one that no Pod can take
+/// no longer.
 fn handed_over(news: &Entry, before: Option<Instant>, now: Instant) -> Option<Instant> {
     match news.state {
+        State::NotReady(_) if news.nowhere => None,
         State::NotReady(NotReady::Draining) => before.or(Some(now)),
         State::NotReady(NotReady::Pending | NotReady::Registering | NotReady::Recovering) => before,
         State::NotReady(NotReady::Terminating) | State::Ready(_) | State::Ended { .. } => None,
@@ -139,6 +141,7 @@ pub(crate) mod tests {
             },
             state,
             why: None,
+            nowhere: false,
             handed_over: None,
         }
     }
