@@ -23,6 +23,8 @@ pub(crate) struct Profile {
     pace: Time,
     // The rest: how often in a thousand times.
     pub(crate) stale_lists: u64,
+    /// How many of those are very old.
+    pub(crate) old_lists: u64,
     pub(crate) slow_network: u64,
     pub(crate) slow_api: u64,
     pub(crate) api_errors: u64,
@@ -71,6 +73,14 @@ const KINDS: [Kind; 17] = [
     Kind::ServerBehind,
 ];
 
+/// Together with lists of long ago: who starts or lists anew believes in Pods that Runs have left, and in the time
+/// before new Pods.
+const OLD_NEWS: [[Kind; 3]; 3] = [
+    [Kind::CrashServer, Kind::CrashDaemon, Kind::CrashDaemon],
+    [Kind::CrashServer, Kind::CrashServer, Kind::CrashDaemon],
+    [Kind::ExpireWatch, Kind::SlowWatch, Kind::DeletePodByForce],
+];
+
 /// What becomes good again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Heal {
@@ -85,20 +95,30 @@ pub(crate) enum Heal {
 
 impl Profile {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
-        // Many kinds together meet in many ways, few of them meet often.
+        // Many kinds together meet in many ways, few of them meet often, and old news needs time and its own kinds.
+        let old_news = rng.chance(400);
         let share = if rng.chance(500) { 450 } else { 200 };
         let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| rng.chance(share)).collect();
+        if old_news {
+            kinds = OLD_NEWS[rng.index(OLD_NEWS.len())].to_vec();
+        }
         if kinds.is_empty() {
             kinds.push(Kind::DeletePod);
         }
         let mut often = |most: u64| if rng.chance(500) { rng.range(1, most) } else { 0 };
         let (stale_lists, slow_network, slow_api) = (often(600), often(80), often(60));
+        let (stale_lists, old_lists) = if old_news { (700, 900) } else { (stale_lists, 300) };
         let (api_errors, resets, bad_workers) = (often(80), often(60), often(150));
         Self {
-            length: rng.range(20 * SECOND, 70 * SECOND),
+            length: if old_news {
+                100 * SECOND
+            } else {
+                rng.range(20 * SECOND, 70 * SECOND)
+            },
             kinds,
-            pace: rng.range(SECOND / 2, 8 * SECOND),
+            pace: rng.range(SECOND / 2, if old_news { 3 * SECOND } else { 8 * SECOND }),
             stale_lists,
+            old_lists,
             slow_network,
             slow_api,
             api_errors,

@@ -231,7 +231,11 @@ impl Sim {
             position = self.api.log.partition_point(|it| it.at <= since);
         } else if !self.quiet && self.rng.chance(self.profile.stale_lists) {
             // From a server that lags behind, with its watches too.
-            let most = if self.rng.chance(300) { 40 } else { 6 };
+            let most = if self.rng.chance(self.profile.old_lists) {
+                40
+            } else {
+                6
+            };
             let lag = self.rng.range(0, most * SECOND);
             let since = self.now.saturating_sub(lag);
             position = self.api.log.partition_point(|it| it.at <= since);
