@@ -4,9 +4,11 @@
 //! [`owner`] those of `kruntimes.owner.v1`,
 //! [`limits`] every bound of the wire with its unit, [`ids`] the bounded ids,
 //! [`failure`] the closed set of failures and how they travel in a gRPC status,
+//! [`frame`] how a call is framed without copying its payload,
 //! [`hop`] the names of the metadata that the gateway adds for the owner.
 
 pub mod failure;
+pub mod frame;
 pub mod hop;
 pub mod ids;
 pub mod limits;

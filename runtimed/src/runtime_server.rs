@@ -18,10 +18,12 @@ use kruntimes_proto::{
         function_runtime_client::FunctionRuntimeClient,
     },
     failure::{Component, Dispatched, Failure, Reason},
+    frame::{self, Framed, INVOKE_FUNCTION},
     hop,
     ids::RegistrationId,
     limits,
 };
+use prost::Message as _;
 use tokio::time::Instant;
 use tonic::{Code, ConnectError, Request, Status, metadata::AsciiMetadataValue};
 
@@ -46,6 +48,7 @@ const RAISED: &str = "the function raised an error";
 /// The server. Clones share one connection, which is made when needed and again when lost.
 #[derive(Debug, Clone)]
 pub struct RuntimeServer {
+    channel: ServerChannel,
     client: FunctionRuntimeClient<ServerChannel>,
     /// When it last answered anything.
     answered: Arc<Mutex<Option<Instant>>>,
@@ -159,6 +162,7 @@ impl RuntimeServer {
     #[must_use]
     pub fn over(channel: ServerChannel) -> Self {
         Self {
+            channel: channel.clone(),
             client: FunctionRuntimeClient::new(channel)
                 .max_decoding_message_size(limits::MESSAGE_BYTES)
                 .max_encoding_message_size(limits::MESSAGE_BYTES),
@@ -286,22 +290,29 @@ impl RuntimeServer {
     /// What the caller is told, and whether the server may still run it.
     pub async fn invoke(
         &self,
-        message: InvokeFunctionRequest,
+        mut message: InvokeFunctionRequest,
         timeout: Duration,
         trace: &Trace,
     ) -> Result<Answer, CallFailed> {
-        let mut request = Request::new(message);
+        let input = std::mem::take(&mut message.input);
+        let Framed { head, tail } = frame::invoke_request(&message, input);
+        let mut metadata = Request::new(());
         for (name, value) in [(hop::TRACEPARENT, &trace.parent), (hop::TRACESTATE, &trace.state)] {
             if let Some(value) = value {
-                request.metadata_mut().insert(name, value.clone());
+                metadata.metadata_mut().insert(name, value.clone());
             }
         }
         let sent = Instant::now();
         let wait = timeout + SLACK;
-        request.set_timeout(wait);
-        let mut client = self.client.clone();
-        let answer = tokio::time::timeout(wait, client.invoke_function(request)).await;
-        let Ok(answer) = answer else {
+        metadata.set_timeout(wait);
+        let metadata = metadata.into_parts().0.into_headers();
+        let call = async {
+            let channel = self.channel.get().await?;
+            channel
+                .unary(INVOKE_FUNCTION, metadata, head, tail, limits::MESSAGE_BYTES)
+                .await
+        };
+        let Ok(answer) = tokio::time::timeout(wait, call).await else {
             let failure = Failure::new(
                 Reason::DeadlineExceeded,
                 "the Runtime Server did not keep the deadline of the call",
@@ -316,13 +327,14 @@ impl RuntimeServer {
         {
             self.heard();
         }
-        let response = answer.map_err(|status| call_failed(&status, late, self.expose_errors))?;
-        let handler_us = response.metadata().get(hop::HANDLER_US);
-        let handler_us = handler_us.and_then(|value| value.to_str().ok()?.parse().ok());
-        Ok(Answer {
-            response: response.into_inner(),
-            handler_us,
-        })
+        let answer = answer.and_then(|answer| {
+            let handler_us = answer.metadata.get(hop::HANDLER_US);
+            let handler_us = handler_us.and_then(|value| value.to_str().ok()?.parse().ok());
+            let response = InvokeFunctionResponse::decode(answer.message)
+                .map_err(|error| Status::internal(error.to_string()))?;
+            Ok(Answer { response, handler_us })
+        });
+        answer.map_err(|status| call_failed(&status, late, self.expose_errors))
     }
 
     async fn within<T>(

@@ -114,6 +114,14 @@ impl ServerChannel {
             }),
         }
     }
+
+    /// The connection, which is made when there is none.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub async fn get(&self) -> Result<UnaryChannel, NeverSent> {
+        self.shared.channel().await
+    }
 }
 
 impl fmt::Debug for ServerChannel {

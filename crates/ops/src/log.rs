@@ -6,7 +6,7 @@ use thiserror::Error;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span, subscriber::Interest};
 use tracing_subscriber::{
     EnvFilter,
-    fmt::{self, MakeWriter},
+    fmt::{self, MakeWriter, format::JsonFields},
     layer::SubscriberExt,
     util::SubscriberInitExt,
 };
@@ -15,6 +15,8 @@ use crate::{
     args::{LogFormat, OpsArgs},
     lines::Lines,
 };
+
+mod json;
 
 /// Why logging could not be set up.
 #[derive(Debug, Error)]
@@ -124,7 +126,7 @@ where
     let layer = fmt::layer().with_writer(writer);
     Ok(match args.log_format {
         LogFormat::Json => registry
-            .with(layer.json().flatten_event(true).with_current_span(true))
+            .with(layer.fmt_fields(JsonFields::new()).event_format(json::Json))
             .into(),
         LogFormat::Plain => registry.with(layer.with_ansi(false)).into(),
     })

@@ -35,6 +35,8 @@ use tokio::{
 use tonic::{Status, body::Body};
 use tower::Service;
 
+pub mod message;
+
 /// Sizes and pings of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {

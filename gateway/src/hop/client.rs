@@ -2,24 +2,21 @@
 
 use std::time::Duration;
 
-use http::HeaderValue;
-use kruntimes_peer::{UnaryChannel, never_sent};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use kruntimes_peer::{UnaryChannel, never_sent, unary::message};
 use kruntimes_proto::{
-    executor::{
-        FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse,
-        function_runtime_client::FunctionRuntimeClient,
-    },
+    executor::{FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse},
     failure::{Failure, Reason},
+    frame::{self, Framed, INVOKE_FUNCTION},
     hop,
     ids::InvocationId,
     limits,
     owner::{CancelRequest, ExplainRequest, ExplainResponse, owner_client::OwnerClient},
 };
+use prost::Message as _;
 use tokio::time::Instant;
-use tonic::{
-    Code, Request, Response, Status,
-    metadata::{AsciiMetadataValue, MetadataMap},
-};
+use tonic::{Code, Request, Status, metadata::MetadataMap};
 
 use super::{Answer, Ask, Call, Hop, HopError, channels::Channels};
 use crate::{
@@ -65,9 +62,9 @@ impl Client {
         owner: &Owner,
         deadline: Instant,
         rpc: impl Fn(UnaryChannel, Duration) -> F + Send + Sync,
-    ) -> Result<Response<T>, HopError>
+    ) -> Result<T, HopError>
     where
-        F: Future<Output = Result<Response<T>, Status>> + Send,
+        F: Future<Output = Result<T, Status>> + Send,
     {
         match self.attempt(owner, deadline, &rpc).await {
             Ok(result) => result,
@@ -83,9 +80,9 @@ impl Client {
         owner: &Owner,
         deadline: Instant,
         rpc: &(impl Fn(UnaryChannel, Duration) -> F + Send + Sync),
-    ) -> Result<Result<Response<T>, HopError>, NeverSent>
+    ) -> Result<Result<T, HopError>, NeverSent>
     where
-        F: Future<Output = Result<Response<T>, Status>> + Send,
+        F: Future<Output = Result<T, Status>> + Send,
     {
         let lease = match self.channels.get(owner, deadline).await {
             Ok(lease) => lease,
@@ -96,7 +93,7 @@ impl Client {
             return Ok(Err(HopError::TooLate));
         }
         match pingora_timeout::timeout(left + PATIENCE, rpc(lease.channel(), left)).await {
-            Ok(Ok(response)) => Ok(Ok(response)),
+            Ok(Ok(answer)) => Ok(Ok(answer)),
             Ok(Err(status)) if never_sent(&status) => {
                 lease.discard();
                 Err(NeverSent)
@@ -115,47 +112,42 @@ impl Client {
         }
     }
 
-    fn invocation(&self, call: &Call<'_>, left: Duration) -> Request<InvokeFunctionRequest> {
-        let subject = &call.invocation.subject;
-        let message = InvokeFunctionRequest {
-            registration: Some(FunctionRegistration {
-                run_uid: subject.uid.to_string(),
-                registration_id: String::new(),
-            }),
-            invocation_id: subject.id.as_str().to_owned(),
-            input: call.input.clone(),
-            content_type: "application/json".to_owned(),
-            // Zero would mean the server's default.
-            timeout_millis: i64::try_from(left.as_millis()).unwrap_or(i64::MAX).max(1),
+    /// The metadata that every request on the hop carries (contract 4).
+    fn metadata(&self, subject: &Subject, route: &Route) -> HeaderMap {
+        let mut metadata = HeaderMap::with_capacity(8);
+        let mut pass = |name, value: Option<HeaderValue>| {
+            if let Some(value) = value {
+                metadata.insert(HeaderName::from_static(name), value);
+            }
         };
-        self.marked(subject, call.route, message)
+        if self.credential == CallerCredential::Forward {
+            pass(hop::AUTHORIZATION, Some(subject.bearer.header().clone()));
+        }
+        pass(hop::TRACEPARENT, subject.traceparent.clone());
+        pass(hop::TRACESTATE, subject.tracestate.clone());
+        pass(hop::ATTEMPT, Some(HeaderValue::from(route.attempt.get())));
+        // What Kubernetes wrote is visible ASCII. A value that is not stays away, and the owner refuses the call.
+        pass(hop::POD_UID, HeaderValue::from_str(route.pod_uid.as_str()).ok());
+        pass(hop::HOP, Some(HeaderValue::from_static(hop::HOP_VALUE)));
+        metadata
     }
 
-    /// With the metadata that every request on the hop carries (contract 4).
+    /// A question with that metadata.
     fn marked<T>(&self, subject: &Subject, route: &Route, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        let metadata = request.metadata_mut();
-        if self.credential == CallerCredential::Forward {
-            pass(metadata, hop::AUTHORIZATION, Some(subject.bearer.header()));
-        }
-        pass(metadata, hop::TRACEPARENT, subject.traceparent.as_ref());
-        pass(metadata, hop::TRACESTATE, subject.tracestate.as_ref());
-        put(metadata, hop::ATTEMPT, &route.attempt.to_string());
-        put(metadata, hop::POD_UID, route.pod_uid.as_str());
-        put(metadata, hop::HOP, hop::HOP_VALUE);
+        *request.metadata_mut() = MetadataMap::from_headers(self.metadata(subject, route));
         request
     }
 }
 
 impl Hop for Client {
     async fn call(&self, call: Call<'_>) -> Result<Answer, HopError> {
-        let rpc = |channel, left| {
-            let request = self.invocation(&call, left);
+        let rpc = |channel: UnaryChannel, left| {
+            let Framed { head, tail } = invocation(&call, left);
+            let metadata = self.metadata(&call.invocation.subject, call.route);
             async move {
-                FunctionRuntimeClient::new(channel)
-                    .max_decoding_message_size(limits::MESSAGE_BYTES)
-                    .max_encoding_message_size(limits::MESSAGE_BYTES)
-                    .invoke_function(request)
+                channel
+                    .unary(INVOKE_FUNCTION, metadata, head, tail, limits::MESSAGE_BYTES)
                     .await
             }
         };
@@ -200,13 +192,30 @@ impl Ask for Client {
 /// The connection was over before the call.
 struct NeverSent;
 
-fn answer(response: Response<InvokeFunctionResponse>) -> Result<Answer, HopError> {
-    let handler = response
-        .metadata()
+fn invocation(call: &Call<'_>, left: Duration) -> Framed {
+    let subject = &call.invocation.subject;
+    let message = InvokeFunctionRequest {
+        registration: Some(FunctionRegistration {
+            run_uid: subject.uid.to_string(),
+            registration_id: String::new(),
+        }),
+        invocation_id: subject.id.as_str().to_owned(),
+        input: Bytes::new(),
+        content_type: "application/json".to_owned(),
+        // Zero would mean the server's default.
+        timeout_millis: i64::try_from(left.as_millis()).unwrap_or(i64::MAX).max(1),
+    };
+    frame::invoke_request(&message, call.input.clone())
+}
+
+fn answer(answer: message::Answer) -> Result<Answer, HopError> {
+    let handler = answer
+        .metadata
         .get(hop::HANDLER_US)
         .and_then(|value| value.to_str().ok()?.parse().ok())
         .map(Duration::from_micros);
-    let message = response.into_inner();
+    let message = InvokeFunctionResponse::decode(answer.message)
+        .map_err(|_| HopError::Unknown("the owner's answer is no message of this protocol".to_owned()))?;
     if message.output.len() > limits::OUTPUT_BYTES {
         return Err(HopError::BadAnswer("the output is over the limit"));
     }
@@ -248,21 +257,4 @@ fn older(status: Status) -> Status {
 /// A status that this side made of a broken connection has a source; one that came over the wire has none.
 fn status_is_local(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
-}
-
-fn put(metadata: &mut MetadataMap, name: &'static str, value: &str) {
-    // Digits and what Kubernetes wrote: visible ASCII. A value that is not simply stays away, and the owner
-    // refuses the call.
-    if let Ok(value) = AsciiMetadataValue::try_from(value) {
-        metadata.insert(name, value);
-    }
-}
-
-fn pass(metadata: &mut MetadataMap, name: &'static str, value: Option<&HeaderValue>) {
-    if let Some(value) = value
-        && let Ok(mut passed) = AsciiMetadataValue::try_from(value.as_bytes())
-    {
-        passed.set_sensitive(value.is_sensitive());
-        metadata.insert(name, passed);
-    }
 }
