@@ -65,7 +65,7 @@ class Process:
 
     def __init__(self, name: str, command: list, place: Path, env: dict | None = None, stdout=None):
         self.name, self.log = name, place / f"{name}.log"
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:
             self.child = subprocess.Popen(
                 [str(part) for part in command],
                 stdout=stdout or log,
@@ -97,8 +97,8 @@ class Process:
             time.sleep(0.05)
 
 
-def start_stand(program: Path, place: Path, routes: int) -> tuple[Process, dict]:
-    command = [program, "serve", f"--dir={place}", f"--routes={routes}"]
+def start_stand(program: Path, place: Path, routes: int, churn: int = 0) -> tuple[Process, dict]:
+    command = [program, "serve", f"--dir={place}", f"--routes={routes}", f"--churn={churn}"]
     stand = Process("stand", command, place, stdout=subprocess.PIPE)
     if not select.select([stand.child.stdout], [], [], 60)[0]:
         stand.__exit__()

@@ -87,6 +87,16 @@ struct Usage {
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let tasks = i64::try_from(runtime.metrics().num_alive_tasks()).unwrap_or(i64::MAX);
+            gauge(
+                &mut encoder,
+                "kruntimes_tasks",
+                "Tasks of the asynchronous runtime",
+                None,
+                tasks,
+            )?;
+        }
         // A kernel that hides /proc costs these metrics and nothing else.
         let Some(usage) = read_usage() else {
             return Ok(());

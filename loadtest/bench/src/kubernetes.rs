@@ -1,6 +1,14 @@
-//! As much of a Kubernetes API as a gateway asks for: pages of Runs, a watch without news, and access reviews.
+//! As much of a Kubernetes API as a gateway asks for: pages of Runs, a watch, and access reviews.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     Json, Router,
@@ -18,6 +26,9 @@ use crate::functions;
 /// After this long a watch ends, as the gateway asks for.
 const WATCH: Duration = Duration::from_secs(30);
 
+/// How many of the functions that come and go are there at once.
+const PASSING: usize = 100;
+
 /// What the answers are made from.
 pub(crate) struct Cluster {
     /// How many Runs there are.
@@ -28,6 +39,10 @@ pub(crate) struct Cluster {
     pub(crate) key: PeerKey,
     /// Who may call all of them.
     pub(crate) token: String,
+    /// How many functions come and go each second, besides those; nobody calls them. For one watch at a time.
+    pub(crate) churn: u32,
+    /// How many have come.
+    pub(crate) came: AtomicUsize,
 }
 
 /// Serves `cluster`.
@@ -50,7 +65,7 @@ async fn runs(State(cluster): State<Arc<Cluster>>, uri: Uri) -> Response {
             .find_map(|(key, value)| (key == name).then_some(value))
     };
     if asked("watch") == Some("true") {
-        return silence();
+        return watch(cluster);
     }
     let number = |name: &str| asked(name).and_then(|value| value.parse::<usize>().ok());
     let from = number("continue").unwrap_or(0).min(cluster.routes);
@@ -68,13 +83,27 @@ async fn runs(State(cluster): State<Arc<Cluster>>, uri: Uri) -> Response {
     .into_response()
 }
 
-/// A watch in which nothing happens.
-fn silence() -> Response {
-    let end = futures::stream::once(async {
-        tokio::time::sleep(WATCH).await;
-        Ok::<_, Infallible>(Bytes::new())
+/// A watch, in which functions come and go or nothing happens.
+fn watch(cluster: Arc<Cluster>) -> Response {
+    let ends = tokio::time::Instant::now() + WATCH;
+    let pause = match cluster.churn {
+        0 => WATCH,
+        churn => Duration::from_secs(1) / churn,
+    };
+    let news = futures::stream::unfold(cluster, move |cluster| async move {
+        let now = tokio::time::Instant::now();
+        if now >= ends {
+            return None;
+        }
+        tokio::time::sleep_until((now + pause).min(ends)).await;
+        let news = if cluster.churn == 0 {
+            Bytes::new()
+        } else {
+            cluster.pass()
+        };
+        Some((Ok::<_, Infallible>(news), cluster))
     });
-    Response::new(Body::from_stream(end))
+    Response::new(Body::from_stream(news))
 }
 
 async fn review(State(cluster): State<Arc<Cluster>>, headers: HeaderMap) -> Response {
@@ -94,6 +123,21 @@ async fn review(State(cluster): State<Arc<Cluster>>, headers: HeaderMap) -> Resp
 // === impl Cluster ===
 
 impl Cluster {
+    /// One function comes, and the one that is there the longest goes: events of a watch.
+    fn pass(&self) -> Bytes {
+        let came = self.came.fetch_add(1, Ordering::Relaxed);
+        let event = |kind: &str, number: usize| {
+            let mut run = self.run(self.routes + number);
+            run["metadata"]["resourceVersion"] = json!((came + 2).to_string());
+            format!("{}\n", json!({ "type": kind, "object": run }))
+        };
+        let mut events = event("ADDED", came);
+        if let Some(oldest) = came.checked_sub(PASSING) {
+            events += &event("DELETED", oldest);
+        }
+        events.into()
+    }
+
     /// A Ready function, with what a stored one has besides.
     fn run(&self, number: usize) -> Value {
         json!({

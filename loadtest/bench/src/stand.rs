@@ -1,6 +1,6 @@
 //! Everything that is the same for all gateways, bound to free ports of loopback.
 
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{fs, net::SocketAddr, path::PathBuf, sync::atomic::AtomicUsize};
 
 use anyhow::Context as _;
 use axum::serve::ListenerExt as _;
@@ -26,6 +26,10 @@ pub(crate) struct Args {
     /// How many functions the Kubernetes API knows.
     #[arg(long, default_value_t = 10_000)]
     routes: usize,
+
+    /// How many more functions come and go each second.
+    #[arg(long, default_value_t = 0)]
+    churn: u32,
 }
 
 /// Prints one line of JSON, where everything is, once all of it is served.
@@ -66,6 +70,8 @@ pub(crate) async fn serve(args: Args) -> anyhow::Result<()> {
         owner: owner_at,
         key: key.peer_key(),
         token,
+        churn: args.churn,
+        came: AtomicUsize::default(),
     });
     tokio::try_join!(
         async { Ok::<_, anyhow::Error>(grpc::backends().serve_with_incoming(incoming).await?) },
