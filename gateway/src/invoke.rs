@@ -166,13 +166,19 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
     ) -> Result<Output, InvokeError> {
         let deadline = started + lifetime(call.timeout, &ticket.entry, now);
         let sent = Instant::now();
-        let first = self.attempt(call, &ticket.route, input.clone(), deadline).await;
-        let result = match first {
-            Err(error) => match self.elsewhere(call, &ticket.route, &error, deadline).await {
-                Some(route) => self.attempt(call, &route, input, deadline).await,
-                None => Err(error),
-            },
-            answer => answer,
+        let mut moved = None;
+        // A loop, so that there is room for one attempt only in the call's memory.
+        let result = loop {
+            let route = moved.as_ref().unwrap_or(&ticket.route);
+            match self.attempt(call, route, input.clone(), deadline).await {
+                Err(error) if moved.is_none() => {
+                    match self.elsewhere(call, &ticket.route, &error, deadline).await {
+                        Some(route) => moved = Some(route),
+                        None => break Err(error),
+                    }
+                }
+                result => break result,
+            }
         };
         timing.hop = Some(sent.elapsed());
         let answer = result?;

@@ -228,12 +228,13 @@ impl Timing {
             ("hop", self.hop),
             ("handler", self.handler),
         ];
-        let mut text = String::new();
+        let mut text = String::with_capacity(80);
         for (name, took) in parts {
             if let Some(took) = took {
                 let comma = if text.is_empty() { "" } else { ", " };
                 // Writing into a String cannot fail.
-                let _ = write!(text, "{comma}{name};dur={:.3}", took.as_secs_f64() * 1000.0);
+                let (millis, micros) = (took.as_millis(), took.subsec_micros() % 1000);
+                let _ = write!(text, "{comma}{name};dur={millis}.{micros:03}");
             }
         }
         if text.is_empty() {

@@ -79,28 +79,23 @@ impl Bearer {
     /// # Errors
     /// As there.
     pub fn from_headers(headers: &HeaderMap) -> Result<Self, TokenError> {
-        Self::parse(headers.get_all(http::header::AUTHORIZATION))
+        let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
+        match (values.next(), values.next()) {
+            // As nearly every client writes it, and as it is forwarded: no copy is needed.
+            (Some(value), None) if value.as_bytes().starts_with(b"Bearer ") => {
+                token_of(value.as_bytes())?;
+                let mut header = value.clone();
+                header.set_sensitive(true);
+                Ok(Self { header })
+            }
+            (Some(value), None) => Self::parse_one(value.as_bytes()),
+            (None, _) => Err(TokenError::Absent),
+            (Some(_), Some(_)) => Err(TokenError::Twice),
+        }
     }
 
     fn parse_one(value: &[u8]) -> Result<Self, TokenError> {
-        let (scheme, rest) = value
-            .split_at_checked(SCHEME.len())
-            .ok_or(TokenError::NotBearer)?;
-        if !scheme.eq_ignore_ascii_case(SCHEME) {
-            return Err(TokenError::NotBearer);
-        }
-        let token = match rest {
-            [] | [b' '] => return Err(TokenError::Empty),
-            [b' ', token @ ..] => token,
-            [b'\t', ..] => return Err(TokenError::Malformed),
-            _ => return Err(TokenError::NotBearer),
-        };
-        if token.len() > MAX_TOKEN_BYTES {
-            return Err(TokenError::TooLong);
-        }
-        if !token.iter().all(|byte| byte.is_ascii_graphic() && *byte != b',') {
-            return Err(TokenError::Malformed);
-        }
+        let token = token_of(value)?;
         // The scheme is written anew, so that what is forwarded has one form.
         let mut header =
             HeaderValue::from_bytes(&[b"Bearer ", token].concat()).map_err(|_| TokenError::Malformed)?;
@@ -175,6 +170,31 @@ impl fmt::Debug for HmacKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HmacKey(…)")
     }
+}
+
+/// The token in the value of one `Authorization` header.
+fn token_of(value: &[u8]) -> Result<&[u8], TokenError> {
+    let (scheme, rest) = value
+        .split_at_checked(SCHEME.len())
+        .ok_or(TokenError::NotBearer)?;
+    if !scheme.eq_ignore_ascii_case(SCHEME) {
+        return Err(TokenError::NotBearer);
+    }
+    let token = match rest {
+        [] | [b' '] => return Err(TokenError::Empty),
+        [b' ', token @ ..] => token,
+        [b'\t', ..] => return Err(TokenError::Malformed),
+        _ => return Err(TokenError::NotBearer),
+    };
+    if token.len() > MAX_TOKEN_BYTES {
+        return Err(TokenError::TooLong);
+    }
+    // Without a way out in between, so that many bytes are compared at once.
+    let strange = |byte: &u8| !byte.is_ascii_graphic() | (*byte == b',');
+    if token.iter().fold(false, |any, byte| any | strange(byte)) {
+        return Err(TokenError::Malformed);
+    }
+    Ok(token)
 }
 
 #[cfg(test)]

@@ -66,13 +66,13 @@ impl Client {
     where
         F: Future<Output = Result<T, Status>> + Send,
     {
-        match self.attempt(owner, deadline, &rpc).await {
-            Ok(result) => result,
-            Err(NeverSent) => self
-                .attempt(owner, deadline, &rpc)
-                .await
-                .unwrap_or_else(|NeverSent| Err(HopError::NotSent("the connection ends at once".to_owned()))),
+        // A loop, so that there is room for one attempt only in the call's memory.
+        for _ in 0..2 {
+            if let Ok(result) = self.attempt(owner, deadline, &rpc).await {
+                return result;
+            }
         }
+        Err(HopError::NotSent("the connection ends at once".to_owned()))
     }
 
     async fn attempt<T, F>(

@@ -1,5 +1,7 @@
 //! Where a body ends, judged by the bytes of the head: over HTTP/1.1 framing is text, and servers repair it.
 
+use memchr::memchr;
+
 use crate::error::InvokeError;
 
 /// Refuses every head whose body two readers could delimit in two ways. Stricter than HTTP/1.1 demands:
@@ -9,17 +11,21 @@ pub(super) fn check(raw: &[u8]) -> Result<(), InvokeError> {
     const CODINGS: InvokeError =
         InvokeError::BadRequest("Transfer-Encoding must be there once, as `chunked`");
     let (mut length, mut chunked) = (false, false);
-    for (number, line) in raw.split_inclusive(|byte| *byte == b'\n').enumerate() {
+    let mut rest = raw;
+    let mut first = true;
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(memchr(b'\n', rest).map_or(rest.len(), |end| end + 1));
+        rest = after;
         let Some(line) = line.strip_suffix(b"\r\n") else {
             return Err(InvokeError::BadRequest(
                 "a line of the head does not end with CR LF",
             ));
         };
-        if number == 0 {
+        if std::mem::take(&mut first) {
             continue;
         }
         // The server's parser took care that there is a colon, and no blank before it.
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+        let Some(colon) = memchr(b':', line) else {
             continue;
         };
         let (name, value) = line.split_at(colon);

@@ -147,9 +147,14 @@ impl<W: Write> Visit for Fields<'_, W> {
 
 impl<W: Write> Write for Quoted<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        let escaped = |byte: u8| (byte < b' ') | (byte == b'"') | (byte == b'\\');
+        // Without a way out in between, so that many bytes are compared at once: most texts are plain.
+        if !text.bytes().fold(false, |any, byte| any | escaped(byte)) {
+            return self.0.write_str(text);
+        }
         let mut written = 0;
         for (at, byte) in text.bytes().enumerate() {
-            if byte >= b' ' && byte != b'"' && byte != b'\\' {
+            if !escaped(byte) {
                 continue;
             }
             // Those bytes are whole characters, so the text may be cut at them.
