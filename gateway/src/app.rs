@@ -17,6 +17,7 @@ use kruntimes_ops::{
     tls_files::{self, TlsFiles},
 };
 use kruntimes_peer::{AddressRule, Dialer, RotatingIdentity, identity::certified_key};
+use kruntimes_trace::Tracer;
 use rustls::sign::CertifiedKey;
 use tokio::net::TcpListener;
 
@@ -58,7 +59,11 @@ pub struct Running {
 /// When something is missing that will not come by itself; the text says what to do.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let _flush = log::init(&args.log())?;
-    let config = args.check()?;
+    let (tracer, _spans) = kruntimes_trace::from_environment("kruntimes-gateway")?;
+    let config = Config {
+        tracer,
+        ..args.check()?
+    };
     threads::runtime(config.args.threads)?.block_on(async {
         let kube = kube::Config::infer()
             .await
@@ -115,6 +120,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         &args.ops,
         &metrics,
         &readiness,
+        &config.tracer,
         Sources {
             routes: Arc::clone(&routes),
             age: age.clone(),
@@ -134,7 +140,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         routes,
         authorizer,
         admission,
-        hop: Client::new(channels, args.caller_credential),
+        hop: Client::new(channels, args.caller_credential).tracing(config.tracer.clone()),
         questions: Questions::new(age),
         handover: args.handover_wait,
     };
@@ -142,10 +148,11 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         .await
         .with_context(|| format!("--listen {}", args.listen))?;
     let https = socket.local_addr()?;
+    let front = Front::new(invoke, config.timeouts, config.patience, metrics).tracing(config.tracer.clone());
     let listener = Listener {
         socket,
         tls: listen::server_config(certificates, args.tls_min_version)?,
-        front: Arc::new(Front::new(invoke, config.timeouts, config.patience, metrics)),
+        front: Arc::new(front),
         connections: config.connections,
     };
     drain.spawn("listener", listener.serve(drain.clone()));
@@ -242,8 +249,15 @@ fn sweep(channels: &Arc<Channels>, routes: &Arc<Shared>, drain: &Drain) {
     });
 }
 
-fn admin(ops: &OpsArgs, metrics: &Metrics, readiness: &Readiness, sources: Sources) -> anyhow::Result<Admin> {
+fn admin(
+    ops: &OpsArgs,
+    metrics: &Metrics,
+    readiness: &Readiness,
+    tracer: &Tracer,
+    sources: Sources,
+) -> anyhow::Result<Admin> {
     let mut registered = Registered::new();
+    tracer.register(registered.kruntimes());
     metrics.register(&mut registered, sources);
     Ok(admin::serve(
         ops.admin_address,

@@ -9,6 +9,7 @@ use kruntimes_ops::{
     threads,
 };
 use kruntimes_proto::limits;
+use kruntimes_trace::Tracer;
 
 use crate::{
     hop::{
@@ -128,6 +129,8 @@ pub struct Config {
     pub max_age: Duration,
     /// How many connections callers may have open.
     pub connections: usize,
+    /// Whom spans are told; off unless the environment names a collector.
+    pub tracer: Tracer,
 }
 
 /// How long a caller may keep a connection waiting.
@@ -231,6 +234,7 @@ impl Args {
             rested: RESTED,
             max_age: MAX_AGE,
             connections: CONNECTIONS,
+            tracer: Tracer::default(),
             args: self,
         })
     }

@@ -13,6 +13,7 @@ use kruntimes_proto::{
     failure::{Component, Dispatched},
     ids::InvocationId,
 };
+use kruntimes_trace::{Span, Tracer};
 use pingora_core::{
     apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream},
     protocols::http::{
@@ -32,6 +33,7 @@ use crate::{
     reply::{self, Output, Reply, Timing},
     request::{self, Invocation, Request, Timeouts},
     routes::shared::Shared,
+    spans,
 };
 
 mod session;
@@ -45,6 +47,7 @@ pub struct Front {
     patience: Patience,
     metrics: Metrics,
     options: HttpServerOptions,
+    tracer: Tracer,
 }
 
 /// One connection of a caller.
@@ -72,6 +75,7 @@ struct Exchange {
     id: InvocationId,
     request: Option<Request>,
     timing: Timing,
+    span: Span,
 }
 
 /// What a request that worked is answered with.
@@ -100,7 +104,15 @@ impl Front {
             patience,
             metrics,
             options,
+            tracer: Tracer::default(),
         }
+    }
+
+    /// Tells this tracer of requests.
+    #[must_use]
+    pub fn tracing(mut self, tracer: Tracer) -> Self {
+        self.tracer = tracer;
+        self
     }
 
     /// How long callers may take.
@@ -153,9 +165,11 @@ impl Connection {
             },
             request: None,
             timing: Timing::default(),
+            span: Span::default(),
         };
         let result = match parsed {
-            Ok(request) => {
+            Ok(mut request) => {
+                exchange.span = spans::begin(&self.front.tracer, &mut request, exchange.version);
                 let result = self.answer(session, &request, &mut exchange.timing).await;
                 exchange.request = Some(request);
                 result
@@ -172,6 +186,7 @@ impl Connection {
             }
             None => false,
         };
+        spans::end(&mut exchange.span, &ended, dispatched);
         self.note(&exchange, ended, dispatched);
         written
     }
@@ -228,6 +243,7 @@ impl Connection {
         ended.took = exchange.started.elapsed();
         self.front.metrics.answered(&ended);
         let subject = exchange.request.as_ref().map(Request::subject);
+        let (trace_id, span_id) = exchange.span.ids().unzip();
         tracing::info!(
             target: "kruntimes_gateway::access",
             status = ended.status,
@@ -235,6 +251,8 @@ impl Connection {
             component = ended.component,
             dispatched = dispatched.as_str(),
             invocation_id = exchange.id.as_str(),
+            trace_id = trace_id.map(tracing::field::display),
+            span_id = span_id.map(tracing::field::display),
             namespace = subject.map(|subject| subject.namespace.as_str()),
             runtime = subject.map(|subject| subject.runtime.as_str()),
             run_uid = subject.map(|subject| tracing::field::display(subject.uid)),

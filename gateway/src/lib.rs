@@ -8,7 +8,8 @@
 //! 4. [`invoke`] opens: [`routes`] (who owns that UID), access review, [`admit`]; then `front` reads the body.
 //! 5. [`invoke`] sends: [`hop`] calls the owner once, with the fence. What is no call goes through [`ask`]: cancel,
 //!    and [`explain`].
-//! 6. [`error`] has the table of statuses; [`reply`] makes the answer; [`metrics`] and the access log note it once.
+//! 6. [`error`] has the table of statuses; [`reply`] makes the answer; [`metrics`] and the access log note it once,
+//!    and [`spans`] where somebody traces.
 //!
 //! Off that path, [`routes::watch`] feeds [`routes::table`] from one watch on Runs. Nothing on the path reads
 //! Kubernetes, except one access review on a cache miss (C-1.2).
@@ -27,3 +28,4 @@ pub mod metrics;
 pub mod reply;
 pub mod request;
 pub mod routes;
+pub mod spans;

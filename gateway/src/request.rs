@@ -12,6 +12,7 @@ use kruntimes_api::{
 };
 use kruntimes_authz::{Bearer, TokenError};
 use kruntimes_proto::{ids::InvocationId, limits};
+use kruntimes_trace::Trace;
 
 use crate::error::InvokeError;
 
@@ -78,10 +79,8 @@ pub struct Subject {
     pub id: InvocationId,
     /// The caller's token.
     pub bearer: Bearer,
-    /// W3C trace context, passed through.
-    pub traceparent: Option<HeaderValue>,
-    /// W3C trace state, passed through.
-    pub tracestate: Option<HeaderValue>,
+    /// W3C trace context, as it came until somebody here begins a span.
+    pub trace: Trace,
 }
 
 /// A call of a function.
@@ -143,8 +142,10 @@ pub fn parse(head: &Head<'_>, timeouts: Timeouts) -> Result<Request, InvokeError
         uid: target.uid,
         id,
         bearer,
-        traceparent: one(head.headers, &TRACEPARENT, 128),
-        tracestate: one(head.headers, &TRACESTATE, 512),
+        trace: Trace::received(
+            one(head.headers, &TRACEPARENT, 128),
+            one(head.headers, &TRACESTATE, 512),
+        ),
     };
     match (target.action, cancelled) {
         (Action::Invoke, _) => invocation(head, subject, timeout).map(Request::Invoke),
@@ -308,6 +309,14 @@ impl Request {
     pub fn subject(&self) -> &Subject {
         match self {
             Self::Invoke(call) => &call.subject,
+            Self::Explain(subject) | Self::Cancel(subject, _) => subject,
+        }
+    }
+
+    /// The same, to begin a span for it.
+    pub fn subject_mut(&mut self) -> &mut Subject {
+        match self {
+            Self::Invoke(call) => &mut call.subject,
             Self::Explain(subject) | Self::Cancel(subject, _) => subject,
         }
     }

@@ -27,3 +27,4 @@ mod secrets;
 mod status;
 mod strangers;
 mod tls_rotation;
+mod trace;

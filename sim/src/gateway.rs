@@ -361,7 +361,6 @@ fn subject(run: RunUid, number: u64) -> Option<Subject> {
         uid: run,
         id: InvocationId::parse(format!("call-{number}").as_bytes()).ok()?,
         bearer: Bearer::parse(["Bearer token"]).ok()?,
-        traceparent: None,
-        tracestate: None,
+        trace: Default::default(),
     })
 }

@@ -14,6 +14,7 @@ use kruntimes_proto::{
     limits,
     owner::{CancelRequest, ExplainRequest, ExplainResponse, owner_client::OwnerClient},
 };
+use kruntimes_trace::{Trace, Tracer};
 use prost::Message as _;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status, metadata::MetadataMap};
@@ -23,6 +24,7 @@ use crate::{
     reply::Output,
     request::Subject,
     routes::{Owner, Route},
+    spans::{self, HopSpan},
 };
 
 /// The owner ends a call at its deadline and says so; only an owner that says nothing is given up, this much
@@ -43,6 +45,7 @@ pub enum CallerCredential {
 pub struct Client {
     channels: std::sync::Arc<Channels>,
     credential: CallerCredential,
+    tracer: Tracer,
 }
 
 /// How long an owner may take to answer a question; it asks its Runtime Server at most.
@@ -52,7 +55,18 @@ impl Client {
     /// Uses `channels`.
     #[must_use]
     pub fn new(channels: std::sync::Arc<Channels>, credential: CallerCredential) -> Self {
-        Self { channels, credential }
+        Self {
+            channels,
+            credential,
+            tracer: Tracer::default(),
+        }
+    }
+
+    /// Tells this tracer of calls.
+    #[must_use]
+    pub fn tracing(mut self, tracer: Tracer) -> Self {
+        self.tracer = tracer;
+        self
     }
 
     /// One call of the owner, whatever method. A pooled connection may be over without anybody having noticed.
@@ -113,7 +127,7 @@ impl Client {
     }
 
     /// The metadata that every request on the hop carries (contract 4).
-    fn metadata(&self, subject: &Subject, route: &Route) -> HeaderMap {
+    fn metadata(&self, subject: &Subject, trace: &Trace, route: &Route) -> HeaderMap {
         let mut metadata = HeaderMap::with_capacity(8);
         let mut pass = |name, value: Option<HeaderValue>| {
             if let Some(value) = value {
@@ -123,8 +137,8 @@ impl Client {
         if self.credential == CallerCredential::Forward {
             pass(hop::AUTHORIZATION, Some(subject.bearer.header().clone()));
         }
-        pass(hop::TRACEPARENT, subject.traceparent.clone());
-        pass(hop::TRACESTATE, subject.tracestate.clone());
+        pass(hop::TRACEPARENT, trace.traceparent().cloned());
+        pass(hop::TRACESTATE, trace.tracestate().cloned());
         pass(hop::ATTEMPT, Some(HeaderValue::from(route.attempt.get())));
         // What Kubernetes wrote is visible ASCII. A value that is not stays away, and the owner refuses the call.
         pass(hop::POD_UID, HeaderValue::from_str(route.pod_uid.as_str()).ok());
@@ -133,27 +147,28 @@ impl Client {
     }
 
     /// A question with that metadata.
-    fn marked<T>(&self, subject: &Subject, route: &Route, message: T) -> Request<T> {
+    fn marked<T>(&self, subject: &Subject, trace: &Trace, route: &Route, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        *request.metadata_mut() = MetadataMap::from_headers(self.metadata(subject, route));
+        *request.metadata_mut() = MetadataMap::from_headers(self.metadata(subject, trace, route));
         request
     }
 }
 
 impl Hop for Client {
     async fn call(&self, call: Call<'_>) -> Result<Answer, HopError> {
+        let mut trace = call.invocation.subject.trace.clone();
+        let span = HopSpan::begin(&self.tracer, INVOKE_FUNCTION, &mut trace, call.route);
         let rpc = |channel: UnaryChannel, left| {
             let Framed { head, tail } = invocation(&call, left);
-            let metadata = self.metadata(&call.invocation.subject, call.route);
+            let metadata = self.metadata(&call.invocation.subject, &trace, call.route);
             async move {
                 channel
                     .unary(INVOKE_FUNCTION, metadata, head, tail, limits::MESSAGE_BYTES)
                     .await
             }
         };
-        self.once(&call.route.owner, call.deadline, rpc)
-            .await
-            .and_then(answer)
+        let answered = self.once(&call.route.owner, call.deadline, rpc).await;
+        span.end(answered.and_then(answer))
     }
 }
 
@@ -164,27 +179,31 @@ impl Ask for Client {
         route: &Route,
         invocation: &InvocationId,
     ) -> Result<bool, HopError> {
+        let mut trace = subject.trace.clone();
+        let span = HopSpan::begin(&self.tracer, spans::CANCEL, &mut trace, route);
         let rpc = |channel, _left| {
             let message = CancelRequest {
                 run_uid: subject.uid.to_string(),
                 invocation_id: invocation.as_str().to_owned(),
             };
-            let request = self.marked(subject, route, message);
+            let request = self.marked(subject, &trace, route, message);
             async move { OwnerClient::new(channel).cancel(request).await.map_err(older) }
         };
-        let response = self.once(&route.owner, Instant::now() + QUESTION, rpc).await?;
+        let response = span.end(self.once(&route.owner, Instant::now() + QUESTION, rpc).await)?;
         Ok(response.into_inner().was_running)
     }
 
     async fn explain(&self, subject: &Subject, route: &Route) -> Result<ExplainResponse, HopError> {
+        let mut trace = subject.trace.clone();
+        let span = HopSpan::begin(&self.tracer, spans::EXPLAIN, &mut trace, route);
         let rpc = |channel, _left| {
             let message = ExplainRequest {
                 run_uid: subject.uid.to_string(),
             };
-            let request = self.marked(subject, route, message);
+            let request = self.marked(subject, &trace, route, message);
             async move { OwnerClient::new(channel).explain(request).await.map_err(older) }
         };
-        let response = self.once(&route.owner, Instant::now() + QUESTION, rpc).await?;
+        let response = span.end(self.once(&route.owner, Instant::now() + QUESTION, rpc).await)?;
         Ok(response.into_inner())
     }
 }
