@@ -5,9 +5,9 @@
 
 /// The caller's bearer token, forwarded so that the owner can authorize again (C-3.6).
 pub const AUTHORIZATION: &str = "authorization";
-/// W3C trace context, passed through as it came.
+/// W3C trace context: the caller's as it came, or the span of whoever sends this, where somebody traces.
 pub const TRACEPARENT: &str = "traceparent";
-/// W3C trace state, passed through as it came.
+/// W3C trace state, passed through as it came with its trace context.
 pub const TRACESTATE: &str = "tracestate";
 /// `status.attempt` the gateway routed by, decimal.
 pub const ATTEMPT: &str = "kruntime-attempt";

@@ -20,6 +20,7 @@ use kruntimes_proto::{
     executor::{function_runtime_server::FunctionRuntimeServer, runtime_server::RuntimeServer},
     limits,
 };
+use kruntimes_trace::Tracer;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::{Server, server::Router};
 use tracing::{info, warn};
@@ -50,7 +51,7 @@ const FRAME_BYTES: u32 = 256 * 1024;
 ///
 /// # Errors
 /// When something it needs is missing: the interpreter, the socket, a directory.
-pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
+pub async fn run(args: ServerArgs, tracer: Tracer) -> anyhow::Result<()> {
     let state = StateDir::create(args.state_dir.clone(), &args.workspace)?;
     let adapter: Arc<dyn Adapter> = match args.adapter {
         Language::Python => Arc::new(Python::prepare(&args.python, state.path())?),
@@ -67,6 +68,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
     let mut registry = Registry::new();
     let metrics = Arc::new(Metrics::register(registry.kruntimes()));
     metrics.isolation_level(confinement.level);
+    tracer.register(registry.kruntimes());
     let readiness = Readiness::new();
     let starting = readiness.register("listener");
     let admin = admin::serve(args.ops.admin_address, Arc::new(registry), readiness)
@@ -111,7 +113,7 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
         stop_when_emptied(signals, functions.clone(), drain.clone()),
     );
 
-    let router = services(functions.clone(), &args, &about);
+    let router = services(functions.clone(), &args, &about, tracer);
     let stopping = drain.stopping();
     let stop = async move { stopping.cancelled().await };
     let server = match &args.listen {
@@ -152,8 +154,8 @@ pub async fn run(args: ServerArgs) -> anyhow::Result<()> {
     }
 }
 
-fn services(functions: Functions, args: &ServerArgs, about: &str) -> Router {
-    let service = FunctionService::new(functions, args.workspace.clone(), args.call_timeout);
+fn services(functions: Functions, args: &ServerArgs, about: &str, tracer: Tracer) -> Router {
+    let service = FunctionService::new(functions, args.workspace.clone(), args.call_timeout, tracer);
     let functions = FunctionRuntimeServer::new(service)
         .max_decoding_message_size(limits::MESSAGE_BYTES)
         .max_encoding_message_size(limits::MESSAGE_BYTES);

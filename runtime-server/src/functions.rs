@@ -156,7 +156,7 @@ impl Functions {
             };
             let call = Call {
                 id: wish.invocation_id,
-                traceparent: wish.traceparent,
+                trace: wish.trace,
                 input: wish.input,
                 timeout: wish.timeout,
                 deadline: wish.deadline,

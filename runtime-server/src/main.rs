@@ -20,8 +20,9 @@ fn main() -> ExitCode {
 fn serve(args: Args) -> ExitCode {
     let run = || -> anyhow::Result<()> {
         let _flush = kruntimes_ops::log::init(&args.server.ops)?;
+        let (tracer, _spans) = kruntimes_trace::from_environment("kruntimes-runtime-server")?;
         let runtime = kruntimes_ops::threads::runtime(args.server.threads)?;
-        runtime.block_on(app::run(args.server))
+        runtime.block_on(app::run(args.server, tracer))
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

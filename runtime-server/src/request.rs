@@ -14,6 +14,7 @@ use kruntimes_proto::{
     ids::{InvocationId, RegistrationId},
     limits,
 };
+use kruntimes_trace::Trace;
 use tokio::time::Instant;
 
 use crate::handler::Handler;
@@ -54,8 +55,8 @@ pub struct Invoke {
     pub function: Reference,
     /// The caller's, or a new one.
     pub invocation_id: InvocationId,
-    /// W3C trace context, or empty.
-    pub traceparent: String,
+    /// W3C trace context.
+    pub trace: Trace,
     /// JSON, at most 1 MiB; empty means `null`.
     pub input: Bytes,
     /// How long it may take; never unlimited.
@@ -183,7 +184,7 @@ pub fn folder(below: &Path, working_dir: &Path) -> Result<PathBuf, Failure> {
 /// `InvalidPayload`, naming the field.
 pub fn invoke(
     wire: InvokeFunctionRequest,
-    traceparent: String,
+    trace: Trace,
     longest: Duration,
     now: Instant,
 ) -> Result<Invoke, Failure> {
@@ -214,7 +215,7 @@ pub fn invoke(
     Ok(Invoke {
         function,
         invocation_id,
-        traceparent,
+        trace,
         input: wire.input,
         timeout,
         deadline: now + timeout,
@@ -338,7 +339,7 @@ mod tests {
     }
 
     fn read(wire: InvokeFunctionRequest, longest: Duration) -> Result<Invoke, Failure> {
-        invoke(wire, String::new(), longest, Instant::now())
+        invoke(wire, Trace::default(), longest, Instant::now())
     }
 
     /// C-5.3: 30 s where the caller says nothing, 300 s at most, and never more than

@@ -8,10 +8,12 @@ use kruntimes_proto::{
         function_runtime_server::FunctionRuntime, runtime_server::Runtime,
     },
     failure::{Failure, Reason},
+    frame::INVOKE_FUNCTION,
     hop,
 };
+use kruntimes_trace::{Trace, Tracer, rpc::Rpc};
 use tokio::time::Instant;
-use tonic::{Request, Response, Status, metadata::MetadataMap};
+use tonic::{Code, Request, Response, Status};
 
 use crate::{
     functions::Functions,
@@ -19,27 +21,56 @@ use crate::{
     request::{self, Reference},
 };
 
-/// Longest trace context that is passed on, bytes; the format has 55.
-const TRACEPARENT_BYTES: usize = 128;
-
 /// `executor.v1.FunctionRuntime`.
 #[derive(Debug, Clone)]
 pub struct FunctionService {
     functions: Functions,
     workspace: Arc<PathBuf>,
     longest_call: Duration,
+    tracer: Tracer,
 }
 
 impl FunctionService {
     /// Serves `functions` whose working directories lie beneath `workspace`, and whose
-    /// calls take at most `longest_call`.
+    /// calls take at most `longest_call`; `tracer` is told of them.
     #[must_use]
-    pub fn new(functions: Functions, workspace: PathBuf, longest_call: Duration) -> Self {
+    pub fn new(functions: Functions, workspace: PathBuf, longest_call: Duration, tracer: Tracer) -> Self {
         Self {
             functions,
             workspace: Arc::new(workspace),
             longest_call,
+            tracer,
         }
+    }
+
+    async fn run(
+        &self,
+        message: wire::InvokeFunctionRequest,
+        trace: Trace,
+        rpc: &mut Rpc,
+    ) -> Result<Response<wire::InvokeFunctionResponse>, Failure> {
+        let wish = request::invoke(message, trace, self.longest_call, Instant::now())?;
+        let (function, invocation_id) = (wish.function.clone(), wish.invocation_id.as_str().to_owned());
+        let span = rpc.span();
+        if span.is_live() {
+            span.set("kruntimes.run_uid", function.run_uid.clone());
+            span.set("kruntimes.invocation_id", invocation_id.clone());
+        }
+        let answer = self.functions.invoke(wish).await?;
+        let mut response = Response::new(wire::InvokeFunctionResponse {
+            registration: echo(function),
+            invocation_id,
+            output: answer.output,
+            content_type: answer.content_type,
+            outputs: answer.outputs,
+        });
+        response.metadata_mut().insert(
+            hop::HANDLER_US,
+            u64::try_from(answer.handler.as_micros())
+                .unwrap_or(u64::MAX)
+                .into(),
+        );
+        Ok(response)
     }
 }
 
@@ -87,26 +118,15 @@ impl FunctionRuntime for FunctionService {
         &self,
         request: Request<wire::InvokeFunctionRequest>,
     ) -> Result<Response<wire::InvokeFunctionResponse>, Status> {
-        let now = Instant::now();
-        let traceparent = traceparent(request.metadata());
-        let wish =
-            request::invoke(request.into_inner(), traceparent, self.longest_call, now).map_err(refuse)?;
-        let (function, invocation_id) = (wish.function.clone(), wish.invocation_id.as_str().to_owned());
-        let answer = self.functions.invoke(wish).await.map_err(refuse)?;
-        let mut response = Response::new(wire::InvokeFunctionResponse {
-            registration: echo(function),
-            invocation_id,
-            output: answer.output,
-            content_type: answer.content_type,
-            outputs: answer.outputs,
-        });
-        response.metadata_mut().insert(
-            hop::HANDLER_US,
-            u64::try_from(answer.handler.as_micros())
-                .unwrap_or(u64::MAX)
-                .into(),
-        );
-        Ok(response)
+        let mut trace = Trace::of(request.metadata());
+        // The function's own spans are to hang below this one.
+        let mut rpc = Rpc::server(&self.tracer, INVOKE_FUNCTION, &mut trace);
+        let result = self.run(request.into_inner(), trace, &mut rpc).await;
+        match &result {
+            Ok(_) => rpc.end(Some(Code::Ok), "OK"),
+            Err(failure) => rpc.end(Some(failure.reason.code()), failure.reason.as_str()),
+        }
+        result.map_err(refuse)
     }
 
     async fn unregister_function(
@@ -203,14 +223,4 @@ fn wire_state(state: State) -> FunctionRegistrationState {
         State::Draining => FunctionRegistrationState::Draining,
         State::Failed => FunctionRegistrationState::Failed,
     }
-}
-
-/// Passed to the function as it came, if it can be one.
-fn traceparent(metadata: &MetadataMap) -> String {
-    metadata
-        .get(hop::TRACEPARENT)
-        .and_then(|value| value.to_str().ok())
-        .filter(|text| text.len() <= TRACEPARENT_BYTES)
-        .unwrap_or_default()
-        .to_owned()
 }

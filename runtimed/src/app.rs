@@ -25,6 +25,7 @@ use kruntimes_peer::{Incoming, OwnKey, TrustBundle, accept};
 use kruntimes_proto::{
     executor::function_runtime_server::FunctionRuntimeServer, limits, owner::owner_server::OwnerServer,
 };
+use kruntimes_trace::Tracer;
 use kube::{Api, Client};
 use tokio::{
     net::TcpListener,
@@ -99,6 +100,8 @@ pub struct Outside {
     pub server: RuntimeServer,
     /// Where audit lines go.
     pub audit: Box<dyn io::Write + Send>,
+    /// Whom spans are told.
+    pub tracer: Tracer,
 }
 
 // === impl Outside ===
@@ -129,6 +132,7 @@ impl Outside {
             anonymous,
             server: RuntimeServer::connect_lazy(&args.server),
             audit: Box::new(io::stdout()),
+            tracer: Tracer::default(),
         })
     }
 }
@@ -143,6 +147,7 @@ impl App {
     pub async fn start(args: Args, drain: Drain, outside: Outside) -> anyhow::Result<Self> {
         let mut metrics = Metrics::new();
         let numbers = Numbers::register(&mut metrics);
+        outside.tracer.register(metrics.kruntimes());
         let readiness = Readiness::new();
         let guards = ["access-reviews", server_watch::PART, "heartbeat", "watch"];
         let guards = guards.map(|part| readiness.register(part));
@@ -169,7 +174,10 @@ impl App {
         let pod = Arc::new(Pod {
             runs: Api::namespaced(outside.client.clone(), &me.namespace),
             me,
-            server: outside.server.exposing_errors(args.expose_errors),
+            server: outside
+                .server
+                .exposing_errors(args.expose_errors)
+                .tracing(outside.tracer.clone()),
             contact: contact.clone(),
             silence: ServerSilence::new(),
             functions: OnceLock::new(),
@@ -194,6 +202,7 @@ impl App {
             contact,
             audit: audit.clone(),
             drain: drain.clone(),
+            tracer: outside.tracer,
         };
         let incoming = Incoming::new(listener, accept::server_config(&key, trust)?);
         let drivers = Drivers::new(Arc::clone(&pod));

@@ -5,6 +5,7 @@
 //! waits.
 
 use std::{
+    fmt::Display,
     io::{self, Write},
     sync::Arc,
 };
@@ -34,6 +35,7 @@ pub struct Call {
     audit: Audit,
     run: RunUid,
     invocation_id: String,
+    trace: Option<(String, String)>,
     began: Instant,
     told: bool,
 }
@@ -49,6 +51,10 @@ struct Line<'a> {
     outcome: &'a str,
     code: String,
     duration_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    span_id: Option<&'a str>,
 }
 
 // === impl Audit ===
@@ -74,6 +80,7 @@ impl Audit {
             audit: self.clone(),
             run,
             invocation_id: invocation_id.to_owned(),
+            trace: None,
             began: Instant::now(),
             told: false,
         }
@@ -98,6 +105,12 @@ impl Audit {
 // === impl Call ===
 
 impl Call {
+    /// The call has this trace id and span id, if any.
+    pub fn traced(mut self, ids: Option<(impl Display, impl Display)>) -> Self {
+        self.trace = ids.map(|(trace, span)| (trace.to_string(), span.to_string()));
+        self
+    }
+
     /// The call ended like this.
     pub fn end(mut self, result: Result<(), &Failure>) {
         let (outcome, code) = match result {
@@ -120,6 +133,8 @@ impl Call {
             outcome,
             code: format!("{code:?}"),
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+            trace_id: self.trace.as_ref().map(|(trace, _)| trace.as_str()),
+            span_id: self.trace.as_ref().map(|(_, span)| span.as_str()),
         });
     }
 }

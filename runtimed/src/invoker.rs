@@ -15,8 +15,10 @@ use kruntimes_proto::{
         UnregisterFunctionResponse, function_runtime_server::FunctionRuntime,
     },
     failure::{Component, Dispatched, Failure, Reason},
+    frame::INVOKE_FUNCTION,
     hop,
 };
+use kruntimes_trace::{Trace, Tracer, rpc::Rpc};
 use tokio::time::Instant;
 use tonic::{
     Request, Response, Status,
@@ -33,7 +35,8 @@ use crate::{
     outputs::{self, Left},
     request::{self, Call},
     running::Occupied,
-    runtime_server::{Answer, RuntimeServer, Trace, says_gone},
+    runtime_server::{Answer, RuntimeServer, says_gone},
+    spans,
 };
 
 /// Serves calls; clones share everything.
@@ -53,6 +56,8 @@ pub struct Invoker {
     pub audit: Audit,
     /// Counts running calls.
     pub drain: Drain,
+    /// Whom spans are told.
+    pub tracer: Tracer,
 }
 
 // === impl Invoker ===
@@ -67,8 +72,13 @@ impl Invoker {
         let arrived = Instant::now();
         let (metadata, _, message) = request.into_parts();
         let call = Call::parse(&metadata, message)?;
+        let mut trace = Trace::of(&metadata);
+        let mut span = Rpc::server(&self.tracer, INVOKE_FUNCTION, &mut trace);
+        spans::name_call(&mut span, &call);
         let line = self.audit.begin(call.expected.run, call.id.as_str());
-        let result = self.call(&metadata, call, arrived).await;
+        let line = line.traced(span.span().ids());
+        let result = self.call(&metadata, &trace, call, arrived).await;
+        spans::end(span, result.as_ref().map(|_| ()));
         line.end(result.as_ref().map(|_| ()));
         result
     }
@@ -106,9 +116,15 @@ impl Invoker {
         Ok(())
     }
 
-    async fn call(&self, metadata: &MetadataMap, call: Call, arrived: Instant) -> Result<Answer, Failure> {
+    async fn call(
+        &self,
+        metadata: &MetadataMap,
+        trace: &Trace,
+        call: Call,
+        arrived: Instant,
+    ) -> Result<Answer, Failure> {
         let entry = self.entry(Wish::Invoke, metadata, &call.expected).await?;
-        let result = self.admitted(&entry, metadata, call, arrived).await;
+        let result = self.admitted(&entry, trace, call, arrived).await;
         if let Err(failure) = &result {
             entry.note(failure, Instant::now());
         }
@@ -119,7 +135,7 @@ impl Invoker {
     async fn admitted(
         &self,
         entry: &Arc<Entry>,
-        metadata: &MetadataMap,
+        trace: &Trace,
         call: Call,
         arrived: Instant,
     ) -> Result<Answer, Failure> {
@@ -153,12 +169,8 @@ impl Invoker {
             timeout_millis: i64::try_from(time.as_millis()).unwrap_or(i64::MAX),
             ..call.message
         };
-        let trace = Trace {
-            parent: metadata.get(hop::TRACEPARENT).cloned(),
-            state: metadata.get(hop::TRACESTATE).cloned(),
-        };
         let mut running = Occupied::new(&self.server, &self.drain, entry, &registered, taken, until);
-        let answer = running.call(message, time, &trace).await;
+        let answer = running.call(message, time, trace).await;
         let mut answer = answer.map_err(|failure| lost(entry, failure))?;
         let left = registered.outputs.read().await;
         drop(running);

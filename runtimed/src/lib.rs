@@ -35,3 +35,4 @@ pub mod server_channel;
 pub mod server_watch;
 pub mod slots;
 pub mod source;
+pub mod spans;

@@ -8,6 +8,7 @@ use kruntimes_runtimed::{
     app::{App, Outside},
     args::Args,
 };
+use kruntimes_trace::Tracer;
 
 fn main() -> ExitCode {
     // Fails only when a provider is there already.
@@ -20,7 +21,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let run = || threads::runtime(args.threads)?.block_on(run(args));
+    let run = || {
+        let (tracer, _spans) = kruntimes_trace::from_environment("kruntimes-runtimed")?;
+        threads::runtime(args.threads)?.block_on(run(args, tracer))
+    };
     match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -31,10 +35,13 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(args: Args) -> anyhow::Result<bool> {
+async fn run(args: Args, tracer: Tracer) -> anyhow::Result<bool> {
     let drain = Drain::new();
     drain.stop_on_signals()?;
-    let outside = Outside::from_environment(&args).await?;
+    let outside = Outside {
+        tracer,
+        ..Outside::from_environment(&args).await?
+    };
     let app = App::start(args, drain, outside).await?;
     Ok(app.wait().await?.is_clean())
 }

@@ -13,8 +13,9 @@ use kruntimes_proto::{
         owner_server::Owner,
     },
 };
+use kruntimes_trace::{Trace, rpc::Rpc};
 use tokio::time::{Instant, timeout};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use crate::{
     caller::Wish,
@@ -22,6 +23,7 @@ use crate::{
     invoker::Invoker,
     request,
     runtime_server::{Observed, ServerError},
+    spans,
 };
 
 /// How long a cancellation waits for the end of the call: less than a gateway waits for its answer (5 s).
@@ -109,6 +111,10 @@ impl OwnerService {
         })
     }
 
+    fn span(&self, method: &'static str, metadata: &MetadataMap) -> Rpc {
+        Rpc::server(&self.invoker.tracer, method, &mut Trace::of(metadata))
+    }
+
     async fn observe(&self, entry: &Entry, registered: &Registered) -> Result<Observed, ServerError> {
         let asked = self.invoker.server.status(entry.key.uid, &registered.id);
         timeout(ASKED, asked)
@@ -174,12 +180,16 @@ impl OwnerService {
 #[async_trait]
 impl Owner for OwnerService {
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
+        let span = self.span(spans::CANCEL, request.metadata());
         let answer = Box::pin(Self::cancel(self, request)).await;
+        spans::end(span, answer.as_ref().map(|_| ()));
         answer.map(Response::new).map_err(|failure| failure.to_status())
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let span = self.span(spans::EXPLAIN, request.metadata());
         let answer = Box::pin(Self::explain(self, request)).await;
+        spans::end(span, answer.as_ref().map(|_| ()));
         answer.map(Response::new).map_err(|failure| failure.to_status())
     }
 }

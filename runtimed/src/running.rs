@@ -13,6 +13,7 @@ use kruntimes_proto::{
     ids::InvocationId,
     limits,
 };
+use kruntimes_trace::Trace;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout},
@@ -20,7 +21,7 @@ use tokio::{
 
 use crate::{
     held::{Entry, Gate, Registered},
-    runtime_server::{Answer, RuntimeServer, ServerError, Trace, says_gone},
+    runtime_server::{Answer, RuntimeServer, ServerError, says_gone},
     slots::Taken,
 };
 

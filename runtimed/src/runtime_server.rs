@@ -23,11 +23,15 @@ use kruntimes_proto::{
     ids::RegistrationId,
     limits,
 };
+use kruntimes_trace::{Trace, Tracer, rpc::Rpc};
 use prost::Message as _;
 use tokio::time::Instant;
-use tonic::{Code, ConnectError, Request, Status, metadata::AsciiMetadataValue};
+use tonic::{Code, ConnectError, Request, Status};
 
-use crate::server_channel::{ServerAddress, ServerChannel};
+use crate::{
+    server_channel::{ServerAddress, ServerChannel},
+    spans,
+};
 
 /// Status and unregistration of what does not run are answered from memory.
 const QUICK: Duration = Duration::from_secs(5);
@@ -53,6 +57,7 @@ pub struct RuntimeServer {
     /// When it last answered anything.
     answered: Arc<Mutex<Option<Instant>>>,
     expose_errors: bool,
+    tracer: Tracer,
 }
 
 /// What the server says of a registration.
@@ -75,15 +80,6 @@ pub struct Answer {
     pub response: InvokeFunctionResponse,
     /// Microseconds, as the server wrote them.
     pub handler_us: Option<u64>,
-}
-
-/// W3C trace context of a call, passed through as it came.
-#[derive(Debug, Clone, Default)]
-pub struct Trace {
-    /// `traceparent`.
-    pub parent: Option<AsciiMetadataValue>,
-    /// `tracestate`.
-    pub state: Option<AsciiMetadataValue>,
 }
 
 /// A call without success.
@@ -168,7 +164,15 @@ impl RuntimeServer {
                 .max_encoding_message_size(limits::MESSAGE_BYTES),
             answered: Arc::default(),
             expose_errors: false,
+            tracer: Tracer::default(),
         }
+    }
+
+    /// Tells this tracer of calls.
+    #[must_use]
+    pub fn tracing(mut self, tracer: Tracer) -> Self {
+        self.tracer = tracer;
+        self
     }
 
     /// Whether callers are shown the text of a bare Unknown: frameworks put there what was raised. Servers
@@ -290,6 +294,22 @@ impl RuntimeServer {
     /// What the caller is told, and whether the server may still run it.
     pub async fn invoke(
         &self,
+        message: InvokeFunctionRequest,
+        timeout: Duration,
+        trace: &Trace,
+    ) -> Result<Answer, CallFailed> {
+        let mut trace = trace.clone();
+        let span = Rpc::client(&self.tracer, INVOKE_FUNCTION, &mut trace);
+        let result = self.send(message, timeout, &trace).await;
+        spans::end(
+            span,
+            result.as_ref().map(|_| ()).map_err(|failed| &failed.failure),
+        );
+        result
+    }
+
+    async fn send(
+        &self,
         mut message: InvokeFunctionRequest,
         timeout: Duration,
         trace: &Trace,
@@ -297,15 +317,18 @@ impl RuntimeServer {
         let input = std::mem::take(&mut message.input);
         let Framed { head, tail } = frame::invoke_request(&message, input);
         let mut metadata = Request::new(());
-        for (name, value) in [(hop::TRACEPARENT, &trace.parent), (hop::TRACESTATE, &trace.state)] {
-            if let Some(value) = value {
-                metadata.metadata_mut().insert(name, value.clone());
-            }
-        }
         let sent = Instant::now();
         let wait = timeout + SLACK;
         metadata.set_timeout(wait);
-        let metadata = metadata.into_parts().0.into_headers();
+        let mut metadata = metadata.into_parts().0.into_headers();
+        for (name, value) in [
+            (hop::TRACEPARENT, trace.traceparent()),
+            (hop::TRACESTATE, trace.tracestate()),
+        ] {
+            if let Some(value) = value {
+                metadata.insert(name, value.clone());
+            }
+        }
         let call = async {
             let channel = self.channel.get().await?;
             channel

@@ -2,8 +2,9 @@
 //!
 //! Pure. What cannot be read is no error: such a request belongs to no trace yet.
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
+use tonic::metadata::MetadataMap;
 
 /// `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const LENGTH: usize = 55;
@@ -32,6 +33,14 @@ impl Trace {
         }
     }
 
+    /// As it came with a call by gRPC.
+    #[must_use]
+    pub fn of(metadata: &MetadataMap) -> Self {
+        let headers: &HeaderMap = metadata.as_ref();
+        let get = |name| headers.get(name).cloned();
+        Self::received(get("traceparent"), get("tracestate"))
+    }
+
     /// What the next process gets as `traceparent`.
     #[must_use]
     pub fn traceparent(&self) -> Option<&HeaderValue> {
@@ -42,6 +51,13 @@ impl Trace {
     #[must_use]
     pub fn tracestate(&self) -> Option<&HeaderValue> {
         self.state.as_ref()
+    }
+
+    /// Both as texts, for a process that takes no headers; empty where there is none. What is longer than a function
+    /// need take is left out.
+    #[must_use]
+    pub fn texts(&self) -> (&str, &str) {
+        (text(self.parent.as_ref(), 128), text(self.state.as_ref(), 512))
     }
 
     /// The span that a new one would be a child of.
@@ -101,6 +117,13 @@ fn hex(digits: &[u8]) -> Option<u128> {
         };
         Some(sum << 4 | u128::from(value))
     })
+}
+
+fn text(value: Option<&HeaderValue>, most: usize) -> &str {
+    value
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| text.len() <= most)
+        .unwrap_or_default()
 }
 
 fn header(span: &SpanContext) -> Option<HeaderValue> {

@@ -47,8 +47,9 @@
     # Without its input a function must not run: it could take that for an answer.
     builtin mapfile -d '' -t __kr_input <"$__kr_path.in" || builtin kill -s KILL "$BASHPID"
     builtin export KRUNTIME_INVOCATION_ID="$__kr_id" KRUNTIME_DEADLINE_MILLIS="$__kr_deadline"
-    builtin unset -v TRACEPARENT
+    builtin unset -v TRACEPARENT TRACESTATE
     if [[ -n $__kr_trace ]]; then builtin export TRACEPARENT="$__kr_trace"; fi
+    if [[ -n $__kr_state ]]; then builtin export TRACESTATE="$__kr_state"; fi
     builtin eval "$__kr_traps"
     for __kr_option in "${__kr_options[@]}"; do builtin set -o "$__kr_option"; done
     "$__kr_function" "${__kr_input[0]}"
@@ -66,7 +67,8 @@
   builtin printf 'ready %s\n' "$BASH_VERSION" >&200
   # With -t, because the user's TMOUT would be the default.
   while IFS=' ' builtin read -r -t 99999999 -u 200 __kr_call __kr_deadline __kr_id &&
-    IFS='' builtin read -r -u 200 __kr_trace && IFS='' builtin read -r -u 200 __kr_path; do
+    IFS='' builtin read -r -u 200 __kr_trace && IFS='' builtin read -r -u 200 __kr_state &&
+    IFS='' builtin read -r -u 200 __kr_path; do
     (__kr_run) 200>&- >"$__kr_path.out"
     __kr_status=$?
     # Only signals that kill: a broken pipe (141) or an interrupted command is a status like any other where

@@ -23,7 +23,7 @@ MAX_MESSAGE = 4 * 1024
 WIRE_FD = 200
 
 HEADER = struct.Struct(">IB")
-CALL = struct.Struct(">QQHH")
+CALL = struct.Struct(">QQHHH")
 RESULT_HEAD = struct.Struct(">QQHI")
 ERROR_HEAD = struct.Struct(">QQB")
 
@@ -71,17 +71,18 @@ class Wire:
 
 # What the SDK may know of the running call: a module, so that it is found from whatever imports it.
 current = sys.modules["_kruntimes_call"] = type(sys)("_kruntimes_call")
-current.traceparent, current.end = "", None
+current.traceparent, current.tracestate, current.end = "", "", None
 
 
 class Context:
     """What a handler may know about its call (C-8.2)."""
 
-    __slots__ = ("invocation_id", "traceparent", "_end")
+    __slots__ = ("invocation_id", "traceparent", "tracestate", "_end")
 
-    def __init__(self, invocation_id, traceparent, end):
+    def __init__(self, invocation_id, traceparent, tracestate, end):
         self.invocation_id = invocation_id
         self.traceparent = traceparent
+        self.tracestate = tracestate
         self._end = end
 
     def __repr__(self):
@@ -267,23 +268,25 @@ class Caller:
         self.stdout, self.stderr = sys.stdout, sys.stderr
 
     def answer(self, payload):
-        call, micros, id_length, trace_length = CALL.unpack_from(payload)
+        call, micros, id_length, trace_length, state_length = CALL.unpack_from(payload)
         start = CALL.size
         invocation_id = str(payload[start : start + id_length], "ascii", "replace")
         start += id_length
         traceparent = str(payload[start : start + trace_length], "ascii", "replace")
         start += trace_length
+        tracestate = str(payload[start : start + state_length], "ascii", "replace")
+        start += state_length
         end = time.monotonic() + micros / 1e6
         try:
             event = self.decode(str(payload[start:], "utf-8")) if len(payload) > start else None
         except (ValueError, RecursionError) as error:
             return ERROR, ERROR_HEAD.pack(call, 0, INVALID_INPUT), trouble(error)
         payload.release()
-        current.traceparent, current.end = traceparent, end
+        current.traceparent, current.tracestate, current.end = traceparent, tracestate, end
         begin = time.perf_counter_ns()
         try:
             if self.with_context:
-                value = self.handler(event, Context(invocation_id, traceparent, end))
+                value = self.handler(event, Context(invocation_id, traceparent, tracestate, end))
             else:
                 value = self.handler(event)
             if hasattr(value, "__await__"):

@@ -8,6 +8,7 @@ use kruntimes_proto::{
     failure::{Dispatched, Failure, Reason},
     ids::InvocationId,
 };
+use kruntimes_trace::Trace;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
@@ -20,8 +21,8 @@ use crate::{functions::Slot, outcome::Answer};
 pub struct Call {
     /// Correlation id.
     pub id: InvocationId,
-    /// W3C trace context, or empty.
-    pub traceparent: String,
+    /// W3C trace context.
+    pub trace: Trace,
     /// The JSON input.
     pub input: Bytes,
     /// How long it may take.

@@ -106,6 +106,8 @@ pub struct Invoke<'a> {
     pub id: &'a str,
     /// W3C trace context; empty when the caller sent none.
     pub traceparent: &'a str,
+    /// What belongs to it, as it came, or empty.
+    pub tracestate: &'a str,
     /// Length of the input, which follows the returned bytes.
     pub input_bytes: usize,
 }
@@ -114,17 +116,20 @@ impl Invoke<'_> {
     /// Everything of the frame before the input; the input itself is not copied.
     #[must_use]
     pub fn head(&self) -> Bytes {
-        let fixed = 8 + 8 + 2 + 2;
-        let payload = fixed + self.id.len() + self.traceparent.len() + self.input_bytes;
+        let fixed = 8 + 8 + 2 + 2 + 2;
+        let texts = [self.id, self.traceparent, self.tracestate];
+        let payload = fixed + texts.iter().map(|text| text.len()).sum::<usize>() + self.input_bytes;
         let mut head = BytesMut::with_capacity(HEADER_BYTES + payload - self.input_bytes);
         head.put_u32(u32::try_from(payload).unwrap_or(u32::MAX));
         head.put_u8(INVOKE);
         head.put_u64(self.call);
         head.put_u64(u64::try_from(self.timeout.as_micros()).unwrap_or(u64::MAX));
-        head.put_u16(u16::try_from(self.id.len()).unwrap_or(u16::MAX));
-        head.put_u16(u16::try_from(self.traceparent.len()).unwrap_or(u16::MAX));
-        head.put_slice(self.id.as_bytes());
-        head.put_slice(self.traceparent.as_bytes());
+        for text in texts {
+            head.put_u16(u16::try_from(text.len()).unwrap_or(u16::MAX));
+        }
+        for text in texts {
+            head.put_slice(text.as_bytes());
+        }
         head.freeze()
     }
 }
@@ -338,6 +343,7 @@ mod tests {
             timeout: Duration::from_millis(2),
             id: "inv_1",
             traceparent: "",
+            tracestate: "",
             input_bytes: 10,
         }
         .head();

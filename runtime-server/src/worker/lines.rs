@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! worker ▶ ready VERSION      or      failed REASON
-//! server ▶ CALL DEADLINE_MILLIS INVOCATION_ID \n TRACEPARENT \n STEM
+//! server ▶ CALL DEADLINE_MILLIS INVOCATION_ID \n TRACEPARENT \n TRACESTATE \n STEM
 //! worker ▶ done CALL STATUS
 //! ```
 //!
@@ -77,8 +77,8 @@ pub fn call(invoke: &Invoke<'_>, unix_now: Duration, stem: &Path) -> Bytes {
     let mut lines = BytesMut::new();
     lines.put_slice(
         format!(
-            "{} {deadline} {}\n{}\n",
-            invoke.call, invoke.id, invoke.traceparent
+            "{} {deadline} {}\n{}\n{}\n",
+            invoke.call, invoke.id, invoke.traceparent, invoke.tracestate
         )
         .as_bytes(),
     );
@@ -207,16 +207,17 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_three_lines() {
+    fn a_call_is_four_lines() {
         let invoke = Invoke {
             call: 3,
             timeout: Duration::from_millis(500),
             id: "inv_1",
             traceparent: "",
+            tracestate: "a=1",
             input_bytes: 0,
         };
         let lines = call(&invoke, Duration::from_secs(1), Path::new("/a b/.call-3"));
-        assert_eq!(&lines[..], b"3 1500 inv_1\n\n/a b/.call-3\n");
+        assert_eq!(&lines[..], b"3 1500 inv_1\n\na=1\n/a b/.call-3\n");
     }
 
     /// C-8.2: and the bytes stay as they are, whatever they are called.

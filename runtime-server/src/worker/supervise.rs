@@ -196,6 +196,7 @@ impl Supervisor {
 
     /// Gives calls to a worker until it or the registration ends.
     async fn serve(&mut self, mut worker: Worker) -> Served {
+        #[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
         enum Next {
             Call(Call),
             Stopped,
@@ -344,11 +345,13 @@ impl Supervisor {
         let Worker { exit, wire, logs } = worker;
         let cancels = self.settings.on_caller_gone == OnCallerGone::Cancel;
         let input = call.input.clone();
+        let (traceparent, tracestate) = call.trace.texts();
         let invoke = Invoke {
             call: number,
             timeout: call.deadline.saturating_duration_since(Instant::now()),
             id: call.id.as_str(),
-            traceparent: &call.traceparent,
+            traceparent,
+            tracestate,
             input_bytes: input.len(),
         };
         let exchange = async {

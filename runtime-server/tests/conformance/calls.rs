@@ -184,7 +184,7 @@ async fn a_context_knows_call_run_and_deadline() {
     let server = Server::start().await;
     let code = "def handler(event, context):\n    context.logger.info('from-the-logger')\n    \
                 return [context.invocation_id, context.run_name, context.run_namespace, context.run_uid, \
-                context.run_labels, context.runtime, context.traceparent, 4 < context.remaining <= 5, context.deadline > 1e9]\n";
+                context.run_labels, context.runtime, context.traceparent, context.tracestate, 4 < context.remaining <= 5, context.deadline > 1e9]\n";
     let mut source = server.source(&[("main.py", code)]);
     source.env = [
         ("FUNC_NAME", "hello"),
@@ -208,6 +208,9 @@ async fn a_context_knows_call_run_and_deadline() {
     request
         .metadata_mut()
         .insert("traceparent", trace.parse().expect("ascii"));
+    request
+        .metadata_mut()
+        .insert("tracestate", "a=1,b=x:y".parse().expect("ascii"));
     let answer = function
         .client
         .clone()
@@ -216,7 +219,7 @@ async fn a_context_knows_call_run_and_deadline() {
         .expect("answer")
         .into_inner();
     let want = format!(
-        r#"["i","hello","demo","{}",{{"team":"a","app.kubernetes.io/name":"","x":"y"}},"python","{trace}",true,true]"#,
+        r#"["i","hello","demo","{}",{{"team":"a","app.kubernetes.io/name":"","x":"y"}},"python","{trace}","a=1,b=x:y",true,true]"#,
         source.run_uid
     );
     assert_eq!(String::from_utf8_lossy(&answer.output), want);

@@ -21,3 +21,4 @@ mod registration;
 mod sdk;
 mod server;
 mod target;
+mod tracing;

@@ -19,3 +19,4 @@ mod owner;
 mod register;
 mod restart;
 mod silence;
+mod trace;

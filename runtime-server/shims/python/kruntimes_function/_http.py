@@ -79,3 +79,7 @@ def left():
 
 def traceparent():
     return getattr(call(), "traceparent", "")
+
+
+def tracestate():
+    return getattr(call(), "tracestate", "")

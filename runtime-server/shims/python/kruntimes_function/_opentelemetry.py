@@ -43,7 +43,8 @@ class Tracer:
     def _parent(context):
         if context is not None or trace.get_current_span().get_span_context().is_valid:
             return context
-        return TraceContextTextMapPropagator().extract({"traceparent": _http.traceparent()})
+        received = {"traceparent": _http.traceparent(), "tracestate": _http.tracestate()}
+        return TraceContextTextMapPropagator().extract(received)
 
 
 def current_traceparent():

@@ -50,7 +50,7 @@ async fn a_function_knows_call_run_and_deadline() {
 left=$(( 1 ))
 handler() {
   left=$((KRUNTIME_DEADLINE_MILLIS - ${EPOCHREALTIME/[.,]/} / 1000))
-  echo "$(printenv KRUNTIME_INVOCATION_ID) ${TRACEPARENT-none} $KRUNTIME_RUN_UID $FUNC_NAME $((left > 1000 && left <= 5000))"
+  echo "$(printenv KRUNTIME_INVOCATION_ID) ${TRACEPARENT-none} ${TRACESTATE-none} $KRUNTIME_RUN_UID $FUNC_NAME $((left > 1000 && left <= 5000))"
   echo "row=1" >>"$KRUNTIME_OUTPUTS"
 }
 "#;
@@ -72,10 +72,14 @@ handler() {
             request
                 .metadata_mut()
                 .insert("traceparent", trace.parse().expect("ascii"));
+            request
+                .metadata_mut()
+                .insert("tracestate", "a=1, b=x:y".parse().expect("ascii"));
         }
         let got = function.client.clone().invoke_function(request).await;
         let got = got.expect("answer").into_inner().output;
-        let want = format!("{id} {} {} hello 1\n", given.unwrap_or("none"), source.run_uid);
+        let (parent, state) = given.map_or(("none", "none"), |trace| (trace, "a=1, b=x:y"));
+        let want = format!("{id} {parent} {state} {} hello 1\n", source.run_uid);
         assert_eq!(String::from_utf8_lossy(&got), want);
     }
     assert_eq!(

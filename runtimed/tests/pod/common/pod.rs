@@ -24,6 +24,7 @@ use kruntimes_runtimed::{
     args::Args,
     caller::{Callers, GatewayIsEnough},
 };
+use kruntimes_trace::Tracer;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -90,7 +91,16 @@ impl Pod {
         let disk = Arc::new(tempfile::tempdir().expect("a directory"));
         let capacity = format!("runs={runs},memory=1Gi");
         let callers = Arc::new(GatewayIsEnough);
-        Self::made(Kubernetes::new(), FakeServer::new(), callers, disk, &capacity).await
+        let tracer = Tracer::default();
+        Self::made(
+            Kubernetes::new(),
+            FakeServer::new(),
+            callers,
+            disk,
+            &capacity,
+            tracer,
+        )
+        .await
     }
 
     /// On a disk that an earlier process may have used.
@@ -100,7 +110,30 @@ impl Pod {
         callers: Arc<dyn Callers>,
         disk: Arc<TempDir>,
     ) -> Self {
-        Self::made(kubernetes, server, callers, disk, "runs=2,memory=1Gi").await
+        Self::made(
+            kubernetes,
+            server,
+            callers,
+            disk,
+            "runs=2,memory=1Gi",
+            Tracer::default(),
+        )
+        .await
+    }
+
+    /// One that tells this tracer.
+    pub(crate) async fn traced(tracer: Tracer) -> Self {
+        let disk = Arc::new(tempfile::tempdir().expect("a directory"));
+        let callers = Arc::new(GatewayIsEnough);
+        Self::made(
+            Kubernetes::new(),
+            FakeServer::new(),
+            callers,
+            disk,
+            "runs=2,memory=1Gi",
+            tracer,
+        )
+        .await
     }
 
     async fn made(
@@ -109,6 +142,7 @@ impl Pod {
         callers: Arc<dyn Callers>,
         disk: Arc<TempDir>,
         capacity: &str,
+        tracer: Tracer,
     ) -> Self {
         let gateway = trust_a_gateway(&disk.path().join("gateway"));
         let audit = Lines::default();
@@ -118,6 +152,7 @@ impl Pod {
             anonymous: None,
             server: server.client(),
             audit: Box::new(audit.clone()),
+            tracer,
         };
         let app = App::start(args(disk.path(), capacity), Drain::new(), outside)
             .await

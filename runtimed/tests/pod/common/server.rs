@@ -28,7 +28,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Request, Response, Status, transport::Server};
+use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
 
 use super::Fate;
 
@@ -69,6 +69,8 @@ struct Inner {
     registered: Vec<RegisterFunctionRequest>,
     unregistered: Vec<String>,
     invoked: Vec<InvokeFunctionRequest>,
+    /// What came with each.
+    metadata: Vec<MetadataMap>,
     /// Bare statuses to answer calls with.
     answers: Vec<Status>,
     output: Option<InvokeFunctionResponse>,
@@ -232,6 +234,11 @@ impl FakeServer {
 
     pub(crate) fn unregistered(&self) -> Vec<String> {
         self.state().unregistered.clone()
+    }
+
+    /// What came with each call.
+    pub(crate) fn metadata(&self) -> Vec<MetadataMap> {
+        self.state().metadata.clone()
     }
 
     pub(crate) fn invoked(&self) -> Vec<InvokeFunctionRequest> {
@@ -481,7 +488,7 @@ impl FunctionRuntime for FakeServer {
         request: Request<InvokeFunctionRequest>,
     ) -> Result<Response<InvokeFunctionResponse>, Status> {
         self.unless_hanging().await;
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         let asked = request.registration.clone().unwrap_or_default();
         let now = self.now();
         let mut running = {
@@ -500,6 +507,7 @@ impl FunctionRuntime for FakeServer {
             registration.in_flight += 1;
             registration.last_activity = now;
             state.invoked.push(request.clone());
+            state.metadata.push(metadata);
             Running {
                 server: self.clone(),
                 run: asked.run_uid.clone(),
