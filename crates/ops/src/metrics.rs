@@ -8,6 +8,7 @@ use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
+use tokio::runtime::Handle;
 
 /// Upper bounds in seconds that every latency of this product is counted in.
 ///
@@ -41,11 +42,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A registry that holds the metrics of the process itself (`process_…`).
+    /// A registry that holds the metrics of the process itself (`process_…`), and of the asynchronous runtime that
+    /// this is called in.
     #[must_use]
     pub fn new() -> Self {
         let mut root = Registry::default();
-        root.register_collector(Box::new(Process));
+        // Whoever scrapes is served by another one.
+        let runtime = Handle::try_current().ok();
+        root.register_collector(Box::new(Process { runtime }));
         Self { root }
     }
 
@@ -72,7 +76,9 @@ impl Metrics {
 
 /// What the kernel knows of this process, read when asked.
 #[derive(Debug)]
-struct Process;
+struct Process {
+    runtime: Option<Handle>,
+}
 
 /// The part of /proc/self that is worth a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,7 +93,7 @@ struct Usage {
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        if let Some(runtime) = &self.runtime {
             let tasks = i64::try_from(runtime.metrics().num_alive_tasks()).unwrap_or(i64::MAX);
             gauge(
                 &mut encoder,
@@ -221,6 +227,18 @@ mod tests {
                 resident_bytes: 2_097_152,
             })
         );
+    }
+
+    #[tokio::test]
+    async fn tasks_are_those_of_the_runtime_that_serves() {
+        let metrics = Metrics::new();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..3 {
+            waiting.spawn(std::future::pending::<()>());
+        }
+        let page = std::thread::scope(|it| it.spawn(|| metrics.encode()).join()).expect("no panic");
+        let page = page.expect("a page");
+        assert!(page.contains("\nkruntimes_tasks 3\n"), "{page}");
     }
 
     #[test]
