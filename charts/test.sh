@@ -80,6 +80,10 @@ refuses "/images/pullPolicy" kruntimes --set images.pullPolicy=Sometimes
 refuses "gateway.timeouts.defaultSeconds (60) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.timeouts.defaultSeconds=60,gateway.timeouts.maxSeconds=30
 refuses "gateway.limits.inFlightPerNamespace (9) must not be above" kruntimes --set gateway.tls.existingSecret=a,gateway.limits.inFlightPerNamespace=9,gateway.limits.inFlight=8
 refuses "/gateway/image" kruntimes --set gateway.image=gw@sha256:abc
+refuses "/tracing/otlpEndpoint" kruntimes --set tracing.otlpEndpoint=collector:4317
+refuses "/tracing/otlpEndpoint" kruntimes --set tracing.otlpEndpoint=http://collector:4318/v1/traces
+refuses "/tracing/sampler" kruntimes --set tracing.sampler=always_on
+refuses "/tracing/samplerArg" kruntimes --set-string tracing.samplerArg=2
 refuses "/gateway/networkPolicy/from/0" kruntimes --set 'gateway.networkPolicy.from[0].podselector.matchLabels.a=b'
 refuses "/gateway/extraEnv/0/name" kruntimes --set 'gateway.extraEnv[0].name=a-b'
 refuses "/metrics/podMonitor/interval" kruntimes --set metrics.podMonitor.interval=30
@@ -197,6 +201,16 @@ grep -qx '  ingress: \[\]' <<<"$policy" || fail "nobody may connect to the sched
 # Environment of the user's takes the place of the chart's; two of a name are refused by the API server.
 count 1 "name: KRUNTIMES_LOG_FILTER" "${gateway[@]}" --set 'gateway.extraEnv[0].name=KRUNTIMES_LOG_FILTER,gateway.extraEnv[0].value=debug'
 shows "value: debug" "${gateway[@]}" --set 'gateway.extraEnv[0].name=KRUNTIMES_LOG_FILTER,gateway.extraEnv[0].value=debug'
+# Spans go nowhere, or from gateways and pools to the same place.
+hides "OTEL_" kruntimes
+hides "OTEL_" kruntimes --set tracing.sampler=parentbased_always_off
+tracing=(--set tracing.otlpEndpoint=http://c.d:4317,tracing.sampler=parentbased_traceidratio --set-string tracing.samplerArg=0.1)
+for line in 'value: http://c.d:4317' 'value: parentbased_traceidratio' 'value: "0.1"'; do
+  count 1 "$line" "${gateway[@]}" "${tracing[@]}"
+done
+for pair in OTEL_EXPORTER_OTLP_ENDPOINT=http://c.d:4317 OTEL_TRACES_SAMPLER=parentbased_traceidratio OTEL_TRACES_SAMPLER_ARG=0.1; do
+  shows "--pool-otel=$pair" kruntimes --show-only templates/scheduler.yaml "${tracing[@]}"
+done
 # C-3.13: 300 s for running calls, unless the Pod gets less time.
 shows "value: 300s" "${gateway[@]}"
 shows "value: 40s" "${gateway[@]}" --set gateway.terminationGracePeriodSeconds=60

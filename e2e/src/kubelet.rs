@@ -101,7 +101,7 @@ async fn sync(node: &Node, running: &Pods) -> Result<()> {
         if running.contains_key(&uid) || pod.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        let processes = start(node, &name, &uid, &config)?;
+        let processes = start(node, pod, &uid, &config)?;
         running.insert(uid, processes);
         let ready = json!({ "status": {
             "phase": "Running", "podIP": "127.0.0.1", "podIPs": [{ "ip": "127.0.0.1" }],
@@ -116,7 +116,8 @@ async fn sync(node: &Node, running: &Pods) -> Result<()> {
     Ok(())
 }
 
-fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Result<PodProcesses> {
+fn start(node: &Node, pod: &Pod, uid: &str, config: &Option<ConfigMap>) -> Result<PodProcesses> {
+    let name = &pod.name_any();
     let folder = tempfile::Builder::new().prefix("kr-").tempdir()?;
     let at = |part: &str| folder.path().join(part);
     for part in ["run", "workspace", "journal", "gateway"] {
@@ -139,7 +140,7 @@ fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Resu
             ("workspace", at("workspace").display().to_string()),
             ("peer-check", "off".to_owned()),
         ]),
-        &node.server_env,
+        &[&node.server_env[..], &otel(pod, false)].concat(),
     )?;
     let hop = free_address()?;
     let runtimed = Process::start(
@@ -160,7 +161,11 @@ fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Resu
             ("gateway-config-dir", at("gateway").display().to_string()),
             ("capacity", node.capacity.clone()),
         ]),
-        &[("KUBECONFIG", node.runtimed_kubeconfig.display().to_string())],
+        &[
+            &[("KUBECONFIG", node.runtimed_kubeconfig.display().to_string())],
+            &otel(pod, true)[..],
+        ]
+        .concat(),
     )?;
     Ok(PodProcesses {
         runtimed,
@@ -168,6 +173,17 @@ fn start(node: &Node, name: &str, uid: &str, config: &Option<ConfigMap>) -> Resu
         hop,
         folder,
     })
+}
+
+/// OpenTelemetry's variables of a Pod's container: the only ones of its template that count here.
+fn otel(pod: &Pod, runtimed: bool) -> Vec<(&str, String)> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers
+        .filter(|container| (container.name == "runtimed") == runtimed)
+        .flat_map(|container| container.env.iter().flatten())
+        .filter(|variable| variable.name.starts_with("OTEL_"))
+        .map(|variable| (variable.name.as_str(), variable.value.clone().unwrap_or_default()))
+        .collect()
 }
 
 /// Writes the keys of a ConfigMap as files, like a mounted volume.

@@ -42,6 +42,8 @@ pub struct Choices {
     pub gateway_with_client_certificate: bool,
     /// Further flags of the gateway.
     pub gateway_flags: Vec<String>,
+    /// Where every process sends spans.
+    pub collector: Option<String>,
 }
 
 impl Default for Choices {
@@ -52,6 +54,7 @@ impl Default for Choices {
             runs: 8,
             gateway_with_client_certificate: false,
             gateway_flags: Vec::new(),
+            collector: None,
         }
     }
 }
@@ -124,32 +127,42 @@ impl Stack {
             fs::write(at(&format!("{account}.kubeconfig")), kubeconfig(cluster, &token)?)?;
         }
 
+        let mut flags = strings(&[
+            &["--system-namespace", &system, "--identity", "scheduler-0"],
+            &[
+                "--gateway-url",
+                &format!("https://{GATEWAY_NAME}"),
+                "--serving-secret",
+                "kruntimes-gateway-tls",
+            ],
+            &[
+                "--runtimed-image",
+                "kruntimes/runtimed:0.1.0",
+                "--runtimed-cluster-role",
+                RUNTIMED_ROLE,
+            ],
+            &[
+                "--gateway-namespace",
+                &system,
+                "--namespaces",
+                &namespace,
+                "--admin-address",
+                "127.0.0.1:0",
+            ],
+        ]);
+        let otel: Vec<_> = choices
+            .collector
+            .iter()
+            .map(|endpoint| ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.clone()))
+            .collect();
+        flags.extend(
+            otel.iter()
+                .map(|(name, value)| format!("--pool-otel={name}={value}")),
+        );
         let scheduler = Process::start(
             "kruntimes-scheduler",
             &format!("{namespace}-scheduler"),
-            &strings(&[
-                &["--system-namespace", &system, "--identity", "scheduler-0"],
-                &[
-                    "--gateway-url",
-                    &format!("https://{GATEWAY_NAME}"),
-                    "--serving-secret",
-                    "kruntimes-gateway-tls",
-                ],
-                &[
-                    "--runtimed-image",
-                    "kruntimes/runtimed:0.1.0",
-                    "--runtimed-cluster-role",
-                    RUNTIMED_ROLE,
-                ],
-                &[
-                    "--gateway-namespace",
-                    &system,
-                    "--namespaces",
-                    &namespace,
-                    "--admin-address",
-                    "127.0.0.1:0",
-                ],
-            ]),
+            &flags,
             &[("KUBECONFIG", at("scheduler.kubeconfig").display().to_string())],
         )?;
         eventually("the gateway's client certificate is published", || async {
@@ -194,7 +207,7 @@ impl Stack {
             "kruntimes-gateway",
             &format!("{namespace}-gateway"),
             &flags,
-            &[("KUBECONFIG", gateway_config.display().to_string())],
+            &[&[("KUBECONFIG", gateway_config.display().to_string())], &otel[..]].concat(),
         )?;
         eventually("the gateway is ready", || async {
             Ok(is_ready(admin).await.then_some(()))

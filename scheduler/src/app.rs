@@ -63,6 +63,7 @@ fn context(args: &Args, client: Client, metrics: Metrics) -> Context {
             gateway_namespace: args.gateway_namespace.clone(),
             extra_args: args.runtimed_extra_arg.clone(),
             egress: args.pool_egress.clone(),
+            otel: args.pool_otel.clone(),
         },
         gateway_url: args.gateway_url.clone(),
         serving_secret: args.serving_secret.clone(),

@@ -81,6 +81,12 @@ pub struct Args {
         value_name = "ARG"
     )]
     pub runtimed_extra_arg: Vec<String>,
+
+    /// One of OpenTelemetry's variables for the Pods of every pool, such as
+    /// OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4317; may be repeated. A Runtime's template may have its own for
+    /// the Runtime Server.
+    #[arg(long, env = "KRUNTIMES_POOL_OTEL", value_name = "OTEL_NAME=VALUE", value_delimiter = ';', value_parser = otel)]
+    pub pool_otel: Vec<(String, String)>,
 }
 
 /// The words of `imagePullPolicy`.
@@ -136,6 +142,15 @@ fn egress(text: &str) -> Result<Value, String> {
     Ok(rules)
 }
 
+fn otel(text: &str) -> Result<(String, String), &'static str> {
+    let known = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    let (name, value) = text
+        .split_once('=')
+        .filter(|(name, _)| name.starts_with("OTEL_") && name.bytes().all(known))
+        .ok_or("must be OTEL_NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
 fn gateway_url(text: &str) -> Result<String, &'static str> {
     let url = text.trim_end_matches('/');
     let host = url
@@ -182,6 +197,20 @@ mod tests {
             args.runtimed_extra_arg,
             ["--log-filter=debug", "--caller-credential=omit"]
         );
+    }
+
+    #[test]
+    fn only_variables_of_opentelemetry_go_into_pools() {
+        let args = parse(&["--pool-otel=OTEL_A=x=y", "--pool-otel", "OTEL_B="]).unwrap();
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(args.pool_otel, [pair("OTEL_A", "x=y"), pair("OTEL_B", "")]);
+        for bad in ["OTEL_A", "KRUNTIMES_SERVER=x", "OTEL_a=b", "=x"] {
+            let refusal = parse(&["--pool-otel", bad]).unwrap_err().to_string();
+            assert!(
+                refusal.contains("--pool-otel") && refusal.contains("OTEL_NAME=VALUE"),
+                "{refusal}"
+            );
+        }
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Config {
     pub extra_args: Vec<String>,
     /// Egress rules of every pool, a list; `None`: egress is free.
     pub egress: Option<Value>,
+    /// OpenTelemetry's variables of every Pod: name and value.
+    pub otel: Vec<(String, String)>,
 }
 
 /// Why a Runtime gets no pool; the reason and message of its Accepted condition.

@@ -104,6 +104,19 @@ A name stands once: server-side apply refuses two.
 {{- toYaml (concat $env .extra) }}
 {{- end }}
 
+{{/* OpenTelemetry's variables, as a list; empty without a collector. */}}
+{{- define "kruntimes.otel" -}}
+{{- $env := list }}
+{{- with .Values.tracing }}
+{{- if .otlpEndpoint }}
+{{- $env = append $env (dict "name" "OTEL_EXPORTER_OTLP_ENDPOINT" "value" .otlpEndpoint) }}
+{{- $env = append $env (dict "name" "OTEL_TRACES_SAMPLER" "value" .sampler) }}
+{{- with .samplerArg }}{{ $env = append $env (dict "name" "OTEL_TRACES_SAMPLER_ARG" "value" .) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- toYaml $env }}
+{{- end }}
+
 {{/* A PodDisruptionBudget for the Pods of .name. */}}
 {{- define "kruntimes.podDisruptionBudget" -}}
 ---

@@ -12,3 +12,4 @@ mod rights;
 mod rules_spec;
 mod rules_status;
 mod scheduler;
+mod trace;

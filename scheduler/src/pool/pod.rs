@@ -63,7 +63,7 @@ pub(super) fn deployment(runtime: &Runtime, config: &Config, account: &str, with
     let mut containers = Vec::new();
     for (at, container) in spec.template.spec.containers.iter().enumerate() {
         containers.push(if at == 0 {
-            runtime_container(spec, container)
+            runtime_container(spec, container, config)
         } else {
             plain_container(container)
         });
@@ -115,7 +115,7 @@ fn our_volumes(spec: &RuntimeSpec) -> Vec<Value> {
 }
 
 /// The tenant's container, with the shared volumes, restricted where it says nothing.
-fn runtime_container(spec: &RuntimeSpec, container: &Container) -> Value {
+fn runtime_container(spec: &RuntimeSpec, container: &Container, config: &Config) -> Value {
     let mut value = map(Some(&plain_container(container)));
     let mut mounts: Vec<Value> = list(value.get("volumeMounts")).cloned().collect();
     mounts.push(json!({ "name": VOLUME_RUN, "mountPath": "/run/kruntimes" }));
@@ -145,7 +145,26 @@ fn runtime_container(spec: &RuntimeSpec, container: &Container) -> Value {
         }
         value.insert("env".to_owned(), Value::Array(env));
     }
+    let own: Vec<Value> = list(value.get("env")).cloned().collect();
+    let named = |name: &str| {
+        own.iter()
+            .any(|it| it.get("name").and_then(Value::as_str) == Some(name))
+    };
+    let more: Vec<Value> = otel(config)
+        .filter(|it| !it["name"].as_str().is_some_and(named))
+        .collect();
+    if !more.is_empty() {
+        value.insert("env".to_owned(), Value::Array([own, more].concat()));
+    }
     Value::Object(value)
+}
+
+/// Where spans go, as the operator says.
+fn otel(config: &Config) -> impl Iterator<Item = Value> {
+    config
+        .otel
+        .iter()
+        .map(|(name, value)| json!({ "name": name, "value": value }))
 }
 
 fn plain_container(container: &Container) -> Value {
@@ -187,6 +206,7 @@ fn runtimed_container(runtime: &Runtime, config: &Config, grace: i64) -> Value {
         json!({ "name": "KRUNTIMES_RUNTIME", "value": name(runtime) }),
     ];
     env.extend(expose);
+    env.extend(otel(config));
     json!({
         "name": CONTAINER_RUNTIMED,
         "image": config.image,

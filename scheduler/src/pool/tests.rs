@@ -8,6 +8,7 @@ fn config() -> Config {
         gateway_namespace: "kruntimes-system".to_owned(),
         extra_args: vec!["--log-filter=debug".to_owned()],
         egress: None,
+        otel: Vec::new(),
     }
 }
 
@@ -376,6 +377,42 @@ fn runtimed_is_told_whether_errors_are_shown() {
         told(json!({ "exposeErrors": false })),
         None,
         "no other template than ever"
+    );
+}
+
+/// Where spans go is the operator's to say; a template may send those of its own server elsewhere.
+#[test]
+fn a_pods_containers_know_the_collector() {
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let config = Config {
+        otel: vec![
+            pair("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317"),
+            pair("OTEL_TRACES_SAMPLER", "x"),
+        ],
+        ..config()
+    };
+    let mut spec = minimal();
+    spec["template"]["spec"]["containers"][0]["env"] =
+        json!([{ "name": "OTEL_TRACES_SAMPLER", "value": "own" }]);
+    let objects = objects(&runtime(spec), &config, true).unwrap();
+    let deployment = objects
+        .into_iter()
+        .find(|it| it.kind == Kind::Deployment)
+        .unwrap();
+    let containers = deployment.value["spec"]["template"]["spec"]["containers"].clone();
+    let told = |at: usize, name: &str| -> Vec<Value> {
+        let env = containers[at]["env"].as_array().unwrap();
+        env.iter()
+            .filter(|it| it["name"] == name)
+            .map(|it| it["value"].clone())
+            .collect()
+    };
+    for at in [0, 1] {
+        assert_eq!(told(at, "OTEL_EXPORTER_OTLP_ENDPOINT"), ["http://c:4317"]);
+    }
+    assert_eq!(
+        (told(0, "OTEL_TRACES_SAMPLER"), told(1, "OTEL_TRACES_SAMPLER")),
+        (vec![json!("own")], vec![json!("x")])
     );
 }
 

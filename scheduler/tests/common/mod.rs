@@ -65,6 +65,7 @@ impl Scheduler {
                 gateway_namespace: "system".to_owned(),
                 extra_args: Vec::new(),
                 egress: None,
+                otel: Vec::new(),
             },
             gateway_url: "https://gateway.example".to_owned(),
             serving_secret: "kruntimes-gateway-tls".to_owned(),
