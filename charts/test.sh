@@ -204,7 +204,7 @@ shows "value: debug" "${gateway[@]}" --set 'gateway.extraEnv[0].name=KRUNTIMES_L
 # Spans go nowhere, or from gateways and pools to the same place.
 hides "OTEL_" kruntimes
 hides "OTEL_" kruntimes --set tracing.sampler=parentbased_always_off
-tracing=(--set tracing.otlpEndpoint=http://c.d:4317,tracing.sampler=parentbased_traceidratio --set-string tracing.samplerArg=0.1)
+tracing=(--set tracing.otlpEndpoint=http://c.d:4317 --set tracing.sampler=parentbased_traceidratio --set-string tracing.samplerArg=0.1)
 for line in 'value: http://c.d:4317' 'value: parentbased_traceidratio' 'value: "0.1"'; do
   count 1 "$line" "${gateway[@]}" "${tracing[@]}"
 done
