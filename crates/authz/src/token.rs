@@ -79,19 +79,18 @@ impl Bearer {
     /// # Errors
     /// As there.
     pub fn from_headers(headers: &HeaderMap) -> Result<Self, TokenError> {
-        let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
-        match (values.next(), values.next()) {
-            // As nearly every client writes it, and as it is forwarded: no copy is needed.
-            (Some(value), None) if value.as_bytes().starts_with(b"Bearer ") => {
-                token_of(value.as_bytes())?;
-                let mut header = value.clone();
-                header.set_sensitive(true);
-                Ok(Self { header })
-            }
-            (Some(value), None) => Self::parse_one(value.as_bytes()),
-            (None, _) => Err(TokenError::Absent),
-            (Some(_), Some(_)) => Err(TokenError::Twice),
+        let values = headers.get_all(http::header::AUTHORIZATION);
+        let mut each = values.iter();
+        // As nearly every client writes it, and as it is forwarded: no copy is needed.
+        if let (Some(value), None) = (each.next(), each.next())
+            && value.as_bytes().starts_with(b"Bearer ")
+        {
+            token_of(value.as_bytes())?;
+            let mut header = value.clone();
+            header.set_sensitive(true);
+            return Ok(Self { header });
         }
+        Self::parse(values)
     }
 
     fn parse_one(value: &[u8]) -> Result<Self, TokenError> {
@@ -212,6 +211,24 @@ mod tests {
         let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
         let token = format!("{}.{}.c2ln", part(r#"{"alg":"RS256"}"#), part(claims));
         parse(&format!("Bearer {token}")).expect("well-formed")
+    }
+
+    proptest! {
+        /// The form that is not copied is read like any other.
+        #[test]
+        fn headers_are_read_as_their_values(
+            values in proptest::collection::vec("((B|b)earer )?[ -~\t\u{e9}]{0,12}", 0..3)
+        ) {
+            let mut headers = HeaderMap::new();
+            for value in &values {
+                let value = HeaderValue::from_bytes(value.as_bytes()).expect("a header");
+                headers.append(http::header::AUTHORIZATION, value);
+            }
+            let forwarded = |read: Result<Bearer, TokenError>| read.map(|bearer| bearer.header);
+            let read = forwarded(Bearer::from_headers(&headers));
+            prop_assert_eq!(&read, &forwarded(Bearer::parse(&values)));
+            prop_assert!(read.is_err() || read.is_ok_and(|header| header.is_sensitive()));
+        }
     }
 
     /// Bug scenario 55.
