@@ -71,8 +71,8 @@ bench: ## the gateway beside Envoy, nginx and a plain one, on loopback [ROUNDS=3
 soak: ## one gateway process under millions of calls while routes come and go: does it grow? [CALLS=5000000]
 	@CALLS='$(CALLS)' dev/soak
 
-bench-path: ## how long a warm call takes on the cluster: 30 callers of 30 functions, 900/s [PROFILE=debug]
-	@dev/bench-path
+bench-path: ## what a warm call of a Python function takes, on the cluster [LEVEL=loopback] [CELLS="paced one sixteen crowd"] [PROFILE=debug]
+	@LEVEL='$(LEVEL)' CELLS='$(CELLS)' dev/bench-path
 
 chaos: ## kills, freezes, cuts, fills and deletes at random under load, then compares histories; MINUTES=10 [SEED=n] [DELETIONS=20]
 	@MINUTES='$(MINUTES)' SEED='$(SEED)' DELETIONS='$(DELETIONS)' dev/chaos

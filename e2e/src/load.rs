@@ -238,6 +238,78 @@ pub async fn closed(
     gathered(tasks, start).await
 }
 
+/// What callers of one busy function measured.
+#[derive(Debug, Default)]
+pub struct Crowded {
+    /// Calls that were answered.
+    pub answered: Figures,
+    /// Calls that were told that the function is busy.
+    pub busy: Figures,
+}
+
+/// So many callers of one function, on one connection each, all connected before it begins; they come within the first
+/// second. Who is answered calls again at once; who is told 429 waits as long as `Retry-After` says.
+pub async fn crowd(
+    world: &World,
+    function: &Function,
+    callers: usize,
+    body: &Bytes,
+    length: Duration,
+) -> Result<Crowded> {
+    let call = Call::invoke(&function.path, &world.token, body.clone());
+    let mut lines = Vec::new();
+    for _ in 0..callers {
+        let mut line = Line::new(&world.gateway);
+        line.connect().await?;
+        lines.push(line);
+    }
+    let start = Instant::now();
+    let count = u32::try_from(callers)?;
+    let tasks: Vec<_> = lines
+        .into_iter()
+        .zip(0..count)
+        .map(|(line, index)| {
+            let first = start + Duration::from_secs(1) * index / count;
+            call::spawn(one_of_a_crowd(line, call.clone(), first, start + length))
+        })
+        .collect();
+    let mut all = Crowded::default();
+    for task in tasks {
+        let one = task.await.context("a caller failed")??;
+        all.answered.micros.extend(one.answered.micros);
+        all.answered.failed += one.answered.failed;
+        all.busy.micros.extend(one.busy.micros);
+    }
+    for figures in [&mut all.answered, &mut all.busy] {
+        figures.elapsed = length;
+        figures.micros.sort_unstable();
+    }
+    Ok(all)
+}
+
+async fn one_of_a_crowd(mut line: Line, call: Call, first: Instant, end: Instant) -> Result<Crowded> {
+    let mut seen = Crowded::default();
+    tokio::time::sleep_until(first).await;
+    while Instant::now() < end {
+        let begin = Instant::now();
+        let answer = line.send(&call).await?;
+        let took = u64::try_from(begin.elapsed().as_micros())?;
+        match answer.status.as_u16() {
+            200 => seen.answered.micros.push(took),
+            429 => {
+                seen.busy.micros.push(took);
+                let seconds = answer
+                    .header("retry-after")
+                    .parse()
+                    .context("a 429 says when to try again")?;
+                tokio::time::sleep_until(end.min(Instant::now() + Duration::from_secs(seconds))).await;
+            }
+            _ => seen.answered.failed += 1,
+        }
+    }
+    Ok(seen)
+}
+
 /// What the callers measured, together.
 async fn gathered(tasks: Vec<tokio::task::JoinHandle<Result<Figures>>>, start: Instant) -> Result<Figures> {
     let mut all = Figures::default();

@@ -1,16 +1,19 @@
-//! `make bench-path`: callers of Python functions through TLS, authorization, hop and worker of the installed cluster.
+//! `make bench-path`: callers of Python functions through TLS, authorization, hop and worker.
 //! Thirty of thirty functions at a fixed pace, 1 KB each way; one, and sixteen of sixteen, as fast as they are answered,
-//! 100 bytes each way.
+//! 100 bytes each way; and a crowd of 500 callers of one function, beside a single one. Arguments: `cluster` (what Helm installed) or `loopback` (the same binaries as processes, as other
+//! systems are measured), then the cells, of `paced`, `one`, `sixteen` and `crowd`; all without any.
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 use kruntimes_e2e::{
     cluster::Cluster,
     install,
     load::{self, Figures, Pace},
     processor::Used,
+    stack::{Choices, Stack},
+    world::{Function, World},
 };
 
 const FUNCTIONS: usize = 30;
@@ -24,12 +27,93 @@ const PACE: Pace = Pace {
 const ROUNDS: usize = 5;
 /// How long a round as fast as possible lasts.
 const CLOSED: Duration = Duration::from_secs(5);
+/// Callers of one function.
+const CROWD: usize = 500;
 const ECHO: &str = "def handler(event, context):\n    return event\n";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cell {
+    Paced,
+    One,
+    Sixteen,
+    Crowd,
+}
+
+impl Cell {
+    const ALL: [(&str, Self); 4] = [
+        ("paced", Self::Paced),
+        ("one", Self::One),
+        ("sixteen", Self::Sixteen),
+        ("crowd", Self::Crowd),
+    ];
+
+    fn named(name: &str) -> Result<Self> {
+        match Self::ALL.iter().find(|(known, _)| *known == name) {
+            Some((_, cell)) => Ok(*cell),
+            None => bail!("cell `{name}`: give `paced`, `one`, `sixteen` or `crowd`"),
+        }
+    }
+
+    fn callers(self) -> usize {
+        match self {
+            Self::Paced => FUNCTIONS,
+            Self::One => 1,
+            Self::Sixteen => 16,
+            Self::Crowd => CROWD,
+        }
+    }
+
+    async fn round(self, world: &World, functions: &[Function]) -> Result<Figures> {
+        let few = functions.get(..self.callers()).unwrap_or(functions);
+        match self {
+            Self::Paced => load::paced(world, few, &json_of(1024), PACE).await,
+            Self::One | Self::Sixteen => load::closed(world, few, &json_of(100), CLOSED).await,
+            Self::Crowd => {
+                let function = few.first().context("there is a function")?;
+                let crowded = load::crowd(world, function, CROWD, &json_of(100), CLOSED).await?;
+                let busy = &crowded.busy;
+                println!(
+                    "    told that the function is busy: {} calls, p50 {} us, p99 {} us, max {} us",
+                    busy.micros.len(),
+                    busy.percentile(0.5),
+                    busy.percentile(0.99),
+                    busy.percentile(1.0),
+                );
+                Ok(crowded.answered)
+            }
+        }
+    }
+}
 
 // One thread: callers that wake each other would take from what they measure.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let world = install::world(&Cluster::node().await?, PODS, RUNS).await?;
+    let mut arguments = std::env::args().skip(1);
+    let level = arguments.next().unwrap_or_else(|| "cluster".to_owned());
+    let mut cells: Vec<Cell> = arguments.map(|name| Cell::named(&name)).collect::<Result<_>>()?;
+    if cells.is_empty() {
+        cells = Cell::ALL.iter().map(|(_, cell)| *cell).collect();
+    }
+    match level.as_str() {
+        "cluster" => {
+            let world = install::world(&Cluster::node().await?, PODS, RUNS).await?;
+            measure(&world, &cells, &level).await?;
+            world.close().await
+        }
+        "loopback" => {
+            let choices = Choices {
+                replicas: PODS,
+                runs: RUNS,
+                ..Choices::default()
+            };
+            let stack = Stack::start(&Cluster::api().await?, choices).await?;
+            measure(&stack.world, &cells, &level).await
+        }
+        other => bail!("level `{other}`: give `cluster` or `loopback`"),
+    }
+}
+
+async fn measure(world: &World, cells: &[Cell], level: &str) -> Result<()> {
     let mut functions = Vec::new();
     for index in 0..FUNCTIONS {
         functions.push(world.create(&format!("path-{index}"), world.spec(ECHO)).await?);
@@ -38,57 +122,40 @@ async fn main() -> Result<()> {
         world.ready(function).await?;
         world.invoke_until(function, "1", 200).await?;
     }
-    let body = json_of(1024);
     let warm_up = Pace {
         length: Duration::from_secs(5),
         ..PACE
     };
-    load::paced(&world, &functions, &body, warm_up).await?;
-    let mut rounds = Vec::new();
+    load::paced(world, &functions, &json_of(1024), warm_up).await?;
+    let mut rounds: Vec<(Cell, Figures)> = Vec::new();
     for round in 1..=ROUNDS {
-        let before = Used::now();
-        let figures = load::paced(&world, &functions, &body, PACE).await?;
-        told(
-            &format!("{FUNCTIONS} callers, paced, round {round}"),
-            &figures,
-            &before,
-        );
-        rounds.push(figures);
-    }
-    let body = json_of(100);
-    let mut one = Vec::new();
-    let mut sixteen = Vec::new();
-    for round in 1..=ROUNDS {
-        for (callers, all) in [(1, &mut one), (16, &mut sixteen)] {
+        for &cell in cells {
             let before = Used::now();
-            let figures = load::closed(&world, &functions[..callers], &body, CLOSED).await?;
-            told(
-                &format!("{callers} callers, closed loop, round {round}"),
-                &figures,
-                &before,
-            );
-            all.push(figures);
+            let figures = cell.round(world, &functions).await?;
+            told(&format!("{cell:?}, round {round}"), &figures, &before);
+            rounds.push((cell, figures));
         }
     }
-    world.close().await?;
-    let failed: usize = [&rounds, &one, &sixteen]
-        .into_iter()
-        .flatten()
-        .map(|round| round.failed)
-        .sum();
-    let (p50, p50_low, p50_high) = spread(&rounds, |round| round.percentile(0.5));
-    let (p99, p99_low, p99_high) = spread(&rounds, |round| round.percentile(0.99));
-    let (one_p50, ..) = spread(&one, |round| round.percentile(0.5));
-    let (one_p99, ..) = spread(&one, |round| round.percentile(0.99));
-    let (sixteen_p99, ..) = spread(&sixteen, |round| round.percentile(0.99));
-    let (rate, rate_low, rate_high) = spread(&sixteen, |round| whole(round.rate()));
-    println!(
-        "RESULT p50_us={p50} p99_us={p99} requests_per_second={:.1} failed={failed} \
-         p50_us_min={p50_low} p50_us_max={p50_high} p99_us_min={p99_low} p99_us_max={p99_high} \
-         one_p50_us={one_p50} one_p99_us={one_p99} sixteen_per_second={rate} sixteen_per_second_min={rate_low} \
-         sixteen_per_second_max={rate_high} sixteen_p99_us={sixteen_p99} pods={PODS}",
-        rounds.iter().map(Figures::rate).fold(f64::INFINITY, f64::min),
-    );
+    let failed: usize = rounds.iter().map(|(_, figures)| figures.failed).sum();
+    let mut line = format!("RESULT level={level} failed={failed} pods={PODS}");
+    for (name, cell) in Cell::ALL {
+        let of_cell: Vec<&Figures> = rounds
+            .iter()
+            .filter(|(of, _)| *of == cell)
+            .map(|(_, figures)| figures)
+            .collect();
+        if of_cell.is_empty() {
+            continue;
+        }
+        line += &spread(&format!("{name}_p50_us"), &of_cell, |round| round.percentile(0.5));
+        line += &spread(&format!("{name}_p99_us"), &of_cell, |round| {
+            round.percentile(0.99)
+        });
+        line += &spread(&format!("{name}_per_second"), &of_cell, |round| {
+            whole(round.rate())
+        });
+    }
+    println!("{line}");
     ensure!(failed == 0, "{failed} calls failed");
     Ok(())
 }
@@ -129,14 +196,15 @@ fn whole(rate: f64) -> u64 {
     rate as u64
 }
 
-/// Median, least and greatest over the rounds.
-fn spread(rounds: &[Figures], of: impl Fn(&Figures) -> u64) -> (u64, u64, u64) {
-    let mut values: Vec<u64> = rounds.iter().map(of).collect();
+/// Median, least and greatest over the rounds, as ` key=… key_min=… key_max=…`.
+fn spread(key: &str, rounds: &[&Figures], of: impl Fn(&Figures) -> u64) -> String {
+    let mut values: Vec<u64> = rounds.iter().map(|round| of(round)).collect();
     values.sort_unstable();
-    let middle = values.get(values.len() / 2).copied().unwrap_or_default();
-    (
-        middle,
-        values.first().copied().unwrap_or_default(),
-        values.last().copied().unwrap_or_default(),
+    let at = |index: usize| values.get(index).copied().unwrap_or_default();
+    format!(
+        " {key}={} {key}_min={} {key}_max={}",
+        at(values.len() / 2),
+        at(0),
+        at(values.len().saturating_sub(1)),
     )
 }
