@@ -5,13 +5,15 @@
 //! [`limits`] every bound of the wire with its unit, [`ids`] the bounded ids,
 //! [`failure`] the closed set of failures and how they travel in a gRPC status,
 //! [`frame`] how a call is framed without copying its payload,
-//! [`hop`] the names of the metadata that the gateway adds for the owner.
+//! [`hop`] the names of the metadata that the gateway adds for the owner,
+//! [`local`] the stream that carries it within a Pod.
 
 pub mod failure;
 pub mod frame;
 pub mod hop;
 pub mod ids;
 pub mod limits;
+pub mod local;
 
 /// Messages, clients and servers of `executor.v1`, generated from
 /// `executor/v1/executor.proto` (see `tests/committed_stubs.rs`).

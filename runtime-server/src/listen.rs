@@ -11,6 +11,7 @@ use std::{
 };
 
 use futures::{Stream, stream};
+use kruntimes_proto::local::LocalStream;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tracing::warn;
 
@@ -71,12 +72,15 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 pub fn unix_connections(
     listener: UnixListener,
     check_peer: bool,
-) -> impl Stream<Item = io::Result<UnixStream>> {
+) -> impl Stream<Item = io::Result<LocalStream>> {
     stream::unfold((listener, false), move |(listener, mut told)| async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) if !check_peer || is_foreign(&stream) => {
-                    return Some((Ok(stream), (listener, told)));
+                    match stream.into_std().and_then(LocalStream::new) {
+                        Ok(stream) => return Some((Ok(stream), (listener, told))),
+                        Err(error) => accept_failed(&error).await,
+                    }
                 }
                 // Told once: a function could fill the log otherwise.
                 Ok(_) if told => {}

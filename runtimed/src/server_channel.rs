@@ -15,9 +15,10 @@ use std::{
 use futures::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, uri::Authority};
 use kruntimes_peer::unary::{NeverSent, Settings, UnaryChannel};
+use kruntimes_proto::local::LocalStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
+    net::TcpStream,
     sync::Mutex,
     time::timeout,
 };
@@ -89,7 +90,7 @@ impl ServerChannel {
             let address = address.clone();
             async move {
                 Ok(match address {
-                    ServerAddress::Unix(path) => Box::new(UnixStream::connect(path).await?) as Box<dyn Io>,
+                    ServerAddress::Unix(path) => Box::new(LocalStream::connect(&path).await?) as Box<dyn Io>,
                     ServerAddress::Tcp(authority) => {
                         let socket = TcpStream::connect(authority.as_str()).await?;
                         socket.set_nodelay(true)?;

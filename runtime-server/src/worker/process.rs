@@ -18,11 +18,12 @@ use std::{
 };
 
 use kruntimes_proto::limits;
+use kruntimes_proto::local::LocalStream;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::{net::UnixStream, process::Child, sync::oneshot};
+use tokio::{process::Child, sync::oneshot};
 use tracing::{info, warn};
 
 use super::{
@@ -173,7 +174,6 @@ impl Worker {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         let (stdout, child_stdout) = io::pipe()?;
         let (stderr, child_stderr) = io::pipe()?;
-        ours.set_nonblocking(true)?;
         let mut command = exec::command(&plan.confinement, &plan.program, &plan.args);
         command
             .env_clear()
@@ -191,7 +191,7 @@ impl Worker {
                 plan: Arc::clone(plan),
                 children: spawner.children.clone(),
             },
-            wire: Wire::new(UnixStream::from_std(ours)?, plan.speech, plan.private.clone()),
+            wire: Wire::new(LocalStream::new(ours)?, plan.speech, plan.private.clone()),
             logs: Logs::new(&plan.run_uid, stdout.into(), stderr.into())?,
         })
     }

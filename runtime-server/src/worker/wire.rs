@@ -4,10 +4,8 @@
 use std::{io, path::PathBuf};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixStream,
-};
+use kruntimes_proto::local::LocalStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{
     exchange::Exchange,
@@ -27,7 +25,7 @@ pub enum Speech {
 /// The conversation with one worker.
 #[derive(Debug)]
 pub struct Wire {
-    stream: UnixStream,
+    stream: LocalStream,
     buffer: BytesMut,
     talk: Talk,
 }
@@ -68,7 +66,7 @@ pub enum Broken {
 impl Wire {
     /// Talks over `stream`; files go into `private`.
     #[must_use]
-    pub fn new(stream: UnixStream, speech: Speech, private: PathBuf) -> Self {
+    pub fn new(stream: LocalStream, speech: Speech, private: PathBuf) -> Self {
         Self {
             stream,
             buffer: BytesMut::with_capacity(16 * 1024),
