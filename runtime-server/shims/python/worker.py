@@ -15,6 +15,8 @@ import time
 
 READY, FAILED, INVOKE, RESULT, ERROR = 1, 2, 3, 4, 5
 RAISED, INVALID_OUTPUT, INVALID_INPUT = 1, 2, 3
+# Types of values that are sent as they are: nothing to wait for, and asking each of them takes time.
+PLAIN = frozenset((dict, list, str, int, float, bool, type(None)))
 
 MAX_OUTPUT = 1024 * 1024
 MAX_TRACE = 16 * 1024
@@ -60,13 +62,12 @@ class Wire:
 
     def write(self, kind, *parts):
         length = sum(map(len, parts))
-        parts = [memoryview(part) for part in (HEADER.pack(length, kind), *parts) if len(part)]
-        while parts:
-            count = os.writev(self.fd, parts)
-            while parts and count >= len(parts[0]):
-                count -= len(parts.pop(0))
-            if count:
-                parts[0] = parts[0][count:]
+        parts = (HEADER.pack(length, kind), *parts)
+        count = os.writev(self.fd, parts)
+        if count < HEADER.size + length:
+            rest = memoryview(b"".join(parts))[count:]
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
 
 
 # What the SDK may know of the running call: a module, so that it is found from whatever imports it.
@@ -228,10 +229,6 @@ def takes_context(handler, name):
     return len(positional) >= 2 or any_number
 
 
-def to_bytes_strictly(text):
-    return str.encode(text, "utf-8")
-
-
 def json_error(kind, error):
     """What Python's own JSON encoder says, in our words."""
     text = str(error) if type(error) in (TypeError, ValueError) else ""
@@ -258,7 +255,9 @@ class Caller:
         def no_default(value):
             raise InvalidOutput(name_of(type(value)))
 
-        self.decode = json.JSONDecoder(parse_constant=no_constant).decode
+        decoder = json.JSONDecoder(parse_constant=no_constant)
+        # The first knows nothing of what may stand around the value, and is faster.
+        self.scan, self.decode = decoder.scan_once, decoder.decode
         self.encode = json.JSONEncoder(
             ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=no_default
         ).encode
@@ -272,13 +271,15 @@ class Caller:
         start = CALL.size
         invocation_id = str(payload[start : start + id_length], "ascii", "replace")
         start += id_length
-        traceparent = str(payload[start : start + trace_length], "ascii", "replace")
-        start += trace_length
-        tracestate = str(payload[start : start + state_length], "ascii", "replace")
-        start += state_length
+        traceparent = tracestate = ""
+        if trace_length or state_length:
+            traceparent = str(payload[start : start + trace_length], "ascii", "replace")
+            start += trace_length
+            tracestate = str(payload[start : start + state_length], "ascii", "replace")
+            start += state_length
         end = time.monotonic() + micros / 1e6
         try:
-            event = self.decode(str(payload[start:], "utf-8")) if len(payload) > start else None
+            event = self.value_of(str(payload[start:], "utf-8")) if len(payload) > start else None
         except (ValueError, RecursionError) as error:
             return ERROR, ERROR_HEAD.pack(call, 0, INVALID_INPUT), trouble(error)
         payload.release()
@@ -289,7 +290,7 @@ class Caller:
                 value = self.handler(event, Context(invocation_id, traceparent, tracestate, end))
             else:
                 value = self.handler(event)
-            if hasattr(value, "__await__"):
+            if type(value) not in PLAIN and hasattr(value, "__await__"):
                 value = self.wait_for(value)
         except SystemExit as error:
             self.flush()
@@ -310,6 +311,15 @@ class Caller:
             return ERROR, ERROR_HEAD.pack(call, took, INVALID_OUTPUT), trouble(refused)
         head = RESULT_HEAD.pack(call, took, len(content_type), len(outputs))
         return RESULT, head, content_type, outputs, body
+
+    def value_of(self, text):
+        try:
+            value, end = self.scan(text, 0)
+            if end == len(text):
+                return value
+        except StopIteration:  # blanks in front, or no JSON
+            pass
+        return self.decode(text)
 
     def wait_for(self, awaitable):
         import asyncio
@@ -350,24 +360,30 @@ class Caller:
 
     def to_json(self, value):
         """JSON, or a refusal that names the type. Texts of exceptions stay out of it: they may be the user's own."""
-        kind = name_of(type(value))
+        kind = type(value)
         try:
-            return to_bytes_strictly(self.encode(value))
+            return str.encode(self.encode(value), "utf-8")
         except InvalidOutput as error:
             why = str(error)
         except UnicodeEncodeError:
             why = "str with a lone surrogate"
         except RecursionError:
-            why = f"{kind} that is nested too deeply"
+            why = f"{name_of(kind)} that is nested too deeply"
         except (TypeError, ValueError) as error:
-            why = json_error(kind, error)
+            why = json_error(name_of(kind), error)
         except Exception as error:  # the user's own subclasses may raise anything
-            why = f"{kind} ({name_of(type(error))})"
+            why = f"{name_of(kind)} ({name_of(type(error))})"
         raise InvalidOutput(f"JSON cannot encode this output: {why}")
 
     def flush(self):
         """All printed text must be in the pipe before the result is."""
-        for stream in (sys.stdout, sys.stderr, self.stdout, self.stderr):
+        streams = [self.stdout, self.stderr]
+        # The handler may have put others in their place.
+        if sys.stdout is not self.stdout:
+            streams.append(sys.stdout)
+        if sys.stderr is not self.stderr:
+            streams.append(sys.stderr)
+        for stream in streams:
             try:
                 stream.flush()
             except Exception:  # closed, or replaced by something that cannot
