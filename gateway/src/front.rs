@@ -241,9 +241,9 @@ impl Connection {
 
     fn note(&self, exchange: &Exchange, mut ended: Ended, dispatched: Dispatched) {
         ended.took = exchange.started.elapsed();
-        self.front.metrics.answered(&ended);
         let subject = exchange.request.as_ref().map(Request::subject);
         let (trace_id, span_id) = exchange.span.ids().unzip();
+        self.front.metrics.answered(&ended, trace_id.as_ref());
         tracing::info!(
             target: "kruntimes_gateway::access",
             status = ended.status,

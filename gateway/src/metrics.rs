@@ -14,7 +14,8 @@ use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{
-        MetricType, counter::Counter, family::Family, gauge::ConstGauge, gauge::Gauge, histogram::Histogram,
+        MetricType, counter::Counter, exemplar::HistogramWithExemplars, family::Family, gauge::ConstGauge,
+        gauge::Gauge, histogram::Histogram,
     },
     registry::Unit,
 };
@@ -82,8 +83,14 @@ struct Handshake {
     result: &'static str,
 }
 
+/// The exemplar of a bucket: the last sampled request that fell into it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Traced {
+    trace_id: String,
+}
+
 #[derive(Debug, Clone)]
-struct Durations(Family<Served, Histogram>);
+struct Durations(Family<Served, HistogramWithExemplars<Traced>>);
 
 #[derive(Debug, Clone)]
 struct Reviews(Histogram);
@@ -158,8 +165,8 @@ impl Metrics {
         ours.register_collector(Box::new(sources));
     }
 
-    /// Counts one answer.
-    pub fn answered(&self, ended: &Ended) {
+    /// Counts one answer. The trace of a sampled request becomes the exemplar of its duration.
+    pub fn answered(&self, ended: &Ended, trace_id: Option<&impl fmt::Display>) {
         self.requests
             .get_or_create(&Answered {
                 status: ended.status,
@@ -174,7 +181,13 @@ impl Metrics {
                 http_response_status_code: ended.status,
                 network_protocol_version: ended.version,
             })
-            .observe(ended.took.as_secs_f64());
+            .observe(
+                ended.took.as_secs_f64(),
+                trace_id.map(|trace_id| Traced {
+                    trace_id: trace_id.to_string(),
+                }),
+                None,
+            );
     }
 
     /// Counts one handshake: `ok`, `failed`, `timeout`, `displaced` (too many handshakes) or `refused` (too many
@@ -242,7 +255,9 @@ impl Ended {
 
 impl Default for Durations {
     fn default() -> Self {
-        Self(Family::new_with_constructor(metrics::latency))
+        Self(Family::new_with_constructor(|| {
+            HistogramWithExemplars::new(metrics::LATENCY_SECONDS.into_iter())
+        }))
     }
 }
 

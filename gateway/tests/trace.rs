@@ -119,6 +119,13 @@ async fn one_trace_goes_from_the_caller_to_the_owner() {
         (&line["trace_id"], &line["span_id"]),
         (&server.trace.as_str().into(), &server.id.as_str().into())
     );
+    let page = admin(&world.gateway, "/metrics").await;
+    let exemplar = format!("# {{trace_id=\"{}\"}}", server.trace);
+    let bucket = |line: &&str| line.starts_with("http_server_request_duration_seconds_bucket{");
+    assert!(
+        page.lines().filter(bucket).any(|line| line.contains(&exemplar)),
+        "{page}"
+    );
     let bytes = String::from_utf8_lossy(&collector.bytes()).into_owned();
     assert!(bytes.contains("my-id"));
     for secret in [ALICE, "Bearer", "secret-query"] {
