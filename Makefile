@@ -55,7 +55,7 @@ down: ## ends the clusters of this clone
 e2e: ## end-to-end tests on the cluster; T=cluster runs one target [T=cluster::path:: a part of it]
 	@dev/test e2e $(T)
 
-load: ## k6 load against functions like the demo's; SCENARIO=smoke|burst|steady|ramp|bodies|bad [JOB=1 in a Pod]
+load: ## k6 against functions like the demo's; SCENARIO=smoke|steady|ramp|many-functions|one-function|cold|rollout|rotation|bodies|bad [JOB=1 in a Pod]
 	@dev/load $(or $(SCENARIO),smoke)
 
 conformance: ## the Runtime Server protocol, on every built-in server or on yours [ADDRESS= WORKSPACE= LANGUAGE= FIXTURES=]

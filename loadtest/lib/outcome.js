@@ -13,7 +13,8 @@ export const failed = new Counter("failed_calls");
 
 // A gateway that is gone fails thousands of calls; a few of each virtual user are told.
 const TOLD = 5;
-let told = 0;
+let toldFailures = 0;
+let toldRefusals = 0;
 
 // A field of a JSON body; undefined where there is none. k6's own json() throws, and ends the iteration uncounted.
 export function field(answer, name) {
@@ -43,12 +44,12 @@ export function settle(id, answer, checks, tags = {}) {
   if (right) {
     const counter = { 429: busy, 503: refused }[answer.status] || answered;
     counter.add(1, tags);
-    if (counter === refused && told++ < TOLD) {
+    if (counter === refused && toldRefusals++ < TOLD) {
       console.info(`${id}: refused, ${field(answer, "reason")}: ${field(answer, "detail")}`);
     }
   } else {
     failed.add(1);
-    if (told++ < TOLD) {
+    if (toldFailures++ < TOLD) {
       console.error(`${id}: status ${answer.status}, ${answer.error || String(answer.body).slice(0, 500)}`);
     }
   }

@@ -77,8 +77,10 @@ export function summarize(data, scenario, more = {}) {
   };
   const line = Object.entries(words).filter(([, value]) => value !== undefined);
   const json = JSON.stringify(summary, null, 2);
+  // A scenario that refused to begin has no result.
+  const began = summary.answered + summary.busy + summary.refused + summary.failed > 0;
   const left = {
-    stdout: `${json}\nRESULT ${line.map((word) => word.join("=")).join(" ")}\n`,
+    stdout: began ? `${json}\nRESULT ${line.map((word) => word.join("=")).join(" ")}\n` : `${json}\n`,
     stderr: missed.map((it) => `threshold missed: ${it}\n`).join(""),
   };
   if (__ENV.KRUNTIMES_OUT) {
