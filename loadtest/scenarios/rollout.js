@@ -34,9 +34,9 @@ export function setup() {
   console.log("the load begins");
 }
 
-// What a function that moves is said to do (docs/reasons.md).
-const moves = (answer) =>
-  pool && isHarmless(answer) && ["Draining", "Recovering", "Registering", "StaleRoute"].includes(field(answer, "reason"));
+// What is said of a function that moves, or of the Pod that it leaves (docs/reasons.md).
+const MOVES = ["Draining", "Recovering", "Registering", "StaleRoute", "OwnerUnreachable"];
+const moves = (answer) => pool && isHarmless(answer) && MOVES.includes(field(answer, "reason"));
 
 export default function () {
   callOwn("rollout", moves);
