@@ -12,6 +12,7 @@ pub mod cache;
 pub mod review;
 pub mod token;
 pub mod ttl;
+pub mod turns;
 
 mod authorizer;
 

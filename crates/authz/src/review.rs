@@ -18,18 +18,12 @@ use kruntimes_api::names;
 use kube::{Config, client::ConfigExt};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
-use crate::{token::Bearer, ttl::Answer};
+use crate::{token::Bearer, ttl::Answer, turns::Turns};
 
 /// How long a review may take, and separately how long it may wait for its turn.
 pub const DEADLINE: Duration = Duration::from_secs(2);
-
-/// How many reviews run at once: a small part of what an API server takes from everybody.
-pub const AT_ONCE: usize = 64;
 
 /// A review's answer has some hundred bytes.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
@@ -54,7 +48,7 @@ pub struct Question {
 pub struct Reviewer {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     uri: Uri,
-    turns: Semaphore,
+    turns: Turns,
 }
 
 /// Why no pool could be built.
@@ -117,7 +111,7 @@ impl Reviewer {
         Ok(Self {
             client,
             uri: review_uri(&config.cluster_url)?,
-            turns: Semaphore::new(AT_ONCE),
+            turns: Turns::new(),
         })
     }
 
@@ -128,7 +122,7 @@ impl Reviewer {
         if question.namespace.is_empty() || question.name.is_empty() {
             return Answer::Denied;
         }
-        let Ok(Ok(_turn)) = timeout(DEADLINE, self.turns.acquire()).await else {
+        let Ok(Some(_turn)) = timeout(DEADLINE, self.turns.take(&question.namespace)).await else {
             tracing::debug!("too many access reviews at once");
             return Answer::Unavailable;
         };
@@ -212,7 +206,7 @@ impl fmt::Debug for Reviewer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reviewer")
             .field("uri", &self.uri)
-            .field("free_turns", &self.turns.available_permits())
+            .field("turns", &self.turns)
             .finish_non_exhaustive()
     }
 }

@@ -9,8 +9,7 @@ use std::{
 
 use common::{Api, Script, bearer, breaking, jwt, pass, question};
 use kruntimes_authz::{
-    Authorizer, Caps, Limits, NoObserver, Observer, Verdict,
-    review::{AT_ONCE, DEADLINE},
+    Authorizer, Caps, Limits, NoObserver, Observer, Verdict, review::DEADLINE, turns::SHARE,
 };
 use tokio::task::JoinSet;
 
@@ -282,24 +281,28 @@ async fn tokens_and_questions_do_not_mix() {
     assert_eq!(verdict, Verdict::Denied, "an empty name would mean all Runs");
 }
 
-/// C-3.6: bounded concurrent reviews, callers queue up to 2 s.
+/// C-3.6: bounded concurrent reviews, callers queue up to 2 s; those of another namespace do not wait for them.
 #[tokio::test]
 async fn too_many_reviews_at_once_wait_and_then_are_unavailable() {
     let api = Api::start().await;
     let authorizer = api.authorizer();
     api.say("t", Script::Silence);
     let mut callers = JoinSet::new();
-    for number in 0..AT_ONCE + 1 {
+    for number in 0..SHARE + 1 {
         let authorizer = authorizer.clone();
         let question = question(&format!("f{number}"));
         callers.spawn(async move { authorizer.authorize(&bearer("t"), &question).await });
     }
-    while api.reviews() < AT_ONCE {
+    while api.reviews() < SHARE {
         tokio::task::yield_now().await;
     }
+    api.say("other", Script::Allow);
+    let mut elsewhere = question("f");
+    elsewhere.namespace = "other".to_owned();
+    assert_eq!(authorizer.authorize(&bearer("other"), &elsewhere).await, FRESH);
     tokio::time::pause();
     pass(DEADLINE / 2).await;
-    assert_eq!(api.reviews(), AT_ONCE, "the last one waits for its turn");
+    assert_eq!(api.reviews(), SHARE + 1, "the last one waits for its turn");
     let verdicts = callers.join_all().await;
     assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Unavailable));
 }
