@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 export CARGO_TARGET_DIR ?= $(or $(KRUNTIMES_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kruntimes)/target
 export KUBECONFIG_EXTERNAL JOB
 
-.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench soak bench-path chaos fuzz conformance sim clean-all
+.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench bench-callers soak bench-path chaos fuzz conformance sim clean-all
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,9 @@ sim: ## the deciding parts of all processes under seeded schedules of faults [SE
 
 bench: ## the gateway beside Envoy, nginx and a plain one, on loopback [ROUNDS=3] [ROUTES=10000] [TARGETS=] [CELLS=] [WORKERS=1]
 	@ROUNDS='$(ROUNDS)' ROUTES='$(ROUTES)' TARGETS='$(TARGETS)' CELLS='$(CELLS)' WORKERS='$(WORKERS)' dev/bench
+
+bench-callers: ## what 1, 100 and 10,000 callers cost the gateway, and what a storm of new ones does to the others [ROUNDS=3]
+	@ROUNDS='$(ROUNDS)' dev/bench-callers
 
 soak: ## one gateway process under millions of calls while routes come and go: does it grow? [CALLS=5000000]
 	@CALLS='$(CALLS)' dev/soak

@@ -97,8 +97,8 @@ class Process:
             time.sleep(0.05)
 
 
-def start_stand(program: Path, place: Path, routes: int, churn: int = 0) -> tuple[Process, dict]:
-    command = [program, "serve", f"--dir={place}", f"--routes={routes}", f"--churn={churn}"]
+def start_stand(program: Path, place: Path, routes: int, churn: int = 0, review_ms: int = 0) -> tuple[Process, dict]:
+    command = [program, "serve", f"--dir={place}", f"--routes={routes}", f"--churn={churn}", f"--review-millis={review_ms}"]
     stand = Process("stand", command, place, stdout=subprocess.PIPE)
     if not select.select([stand.child.stdout], [], [], 60)[0]:
         stand.__exit__()

@@ -37,12 +37,24 @@ pub(crate) struct Cluster {
     pub(crate) owner: SocketAddr,
     /// The key it is known by.
     pub(crate) key: PeerKey,
-    /// Who may call all of them.
+    /// Who may call all of them; so may whoever differs in the signature only.
     pub(crate) token: String,
+    /// How long an access review takes.
+    pub(crate) review: Duration,
+    /// Access reviews so far.
+    pub(crate) reviews: Reviews,
     /// How many functions come and go each second, besides those; nobody calls them. For one watch at a time.
     pub(crate) churn: u32,
     /// How many have come.
     pub(crate) came: AtomicUsize,
+}
+
+/// How many access reviews there were, and how many at once.
+#[derive(Debug, Default)]
+pub(crate) struct Reviews {
+    total: AtomicUsize,
+    now: AtomicUsize,
+    peak: AtomicUsize,
 }
 
 /// Serves `cluster`.
@@ -53,6 +65,7 @@ pub(crate) fn api(cluster: Cluster) -> Router {
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
             post(review),
         )
+        .route("/reviews", get(reviews))
         .with_state(Arc::new(cluster))
 }
 
@@ -110,14 +123,36 @@ async fn review(State(cluster): State<Arc<Cluster>>, headers: HeaderMap) -> Resp
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-    if token != Some(&cluster.token) {
+    let known = cluster.token.rsplit_once('.').map(|(signed, _)| signed);
+    if token
+        .and_then(|token| token.rsplit_once('.'))
+        .map(|(signed, _)| signed)
+        != known
+    {
         return StatusCode::UNAUTHORIZED.into_response();
     }
+    let reviews = &cluster.reviews;
+    reviews.total.fetch_add(1, Ordering::Relaxed);
+    let now = reviews.now.fetch_add(1, Ordering::Relaxed) + 1;
+    reviews.peak.fetch_max(now, Ordering::Relaxed);
+    if !cluster.review.is_zero() {
+        tokio::time::sleep(cluster.review).await;
+    }
+    reviews.now.fetch_sub(1, Ordering::Relaxed);
     let answer = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "status": { "allowed": true },
     });
     (StatusCode::CREATED, Json(answer)).into_response()
+}
+
+/// Since it was last asked.
+async fn reviews(State(cluster): State<Arc<Cluster>>) -> Json<Value> {
+    let reviews = &cluster.reviews;
+    Json(json!({
+        "total": reviews.total.swap(0, Ordering::Relaxed),
+        "peak": reviews.peak.swap(0, Ordering::Relaxed),
+    }))
 }
 
 // === impl Cluster ===

@@ -1,6 +1,6 @@
 //! Everything that is the same for all gateways, bound to free ports of loopback.
 
-use std::{fs, net::SocketAddr, path::PathBuf, sync::atomic::AtomicUsize};
+use std::{fs, net::SocketAddr, path::PathBuf, sync::atomic::AtomicUsize, time::Duration};
 
 use anyhow::Context as _;
 use axum::serve::ListenerExt as _;
@@ -13,7 +13,7 @@ use tonic::transport::server::TcpIncoming;
 use crate::{
     functions, grpc,
     http1::{self, TlsListener},
-    kubernetes::{self, Cluster},
+    kubernetes::{self, Cluster, Reviews},
     pki,
 };
 
@@ -30,6 +30,10 @@ pub(crate) struct Args {
     /// How many more functions come and go each second.
     #[arg(long, default_value_t = 0)]
     churn: u32,
+
+    /// How long an access review takes, milliseconds.
+    #[arg(long, default_value_t = 0)]
+    review_millis: u64,
 }
 
 /// Prints one line of JSON, where everything is, once all of it is served.
@@ -71,6 +75,8 @@ pub(crate) async fn serve(args: Args) -> anyhow::Result<()> {
         key: key.peer_key(),
         token,
         churn: args.churn,
+        review: Duration::from_millis(args.review_millis),
+        reviews: Reviews::default(),
         came: AtomicUsize::default(),
     });
     tokio::try_join!(
