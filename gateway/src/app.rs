@@ -47,6 +47,7 @@ pub struct Running {
     pub admin: Option<SocketAddr>,
     /// Whether it is ready, and what is missing.
     pub readiness: Readiness,
+    front: Arc<Front>,
     drain: Drain,
     delay: Duration,
     grace: Duration,
@@ -149,10 +150,11 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         .with_context(|| format!("--listen {}", args.listen))?;
     let https = socket.local_addr()?;
     let front = Front::new(invoke, config.timeouts, config.patience, metrics).tracing(config.tracer.clone());
+    let front = Arc::new(front);
     let listener = Listener {
         socket,
         tls: listen::server_config(certificates, args.tls_min_version)?,
-        front: Arc::new(front),
+        front: Arc::clone(&front),
         connections: config.connections,
     };
     drain.spawn("listener", listener.serve(drain.clone()));
@@ -161,6 +163,7 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
         https,
         admin: admin.address(),
         readiness,
+        front,
         drain,
         delay: args.shutdown_delay,
         grace: args.ops.grace_period,
@@ -171,9 +174,11 @@ pub async fn start(config: Config, kube: kube::Config) -> anyhow::Result<Running
 // === impl Running ===
 
 impl Running {
-    /// Fails readiness, waits for endpoints to notice, closes the listener, waits for running calls (C-3.13).
+    /// Fails readiness, waits for endpoints to notice while answers ask callers to leave, closes the listener, waits
+    /// for running calls (C-3.13).
     pub async fn stop(self, why: &'static str) -> Outcome {
         self.readiness.fail("draining");
+        self.front.leave();
         tokio::time::sleep(self.delay).await;
         self.drain.stop(Cause::Asked(why));
         self.drain.wait(self.grace).await

@@ -3,7 +3,14 @@
 //! What is read from and written to Pingora's sessions is in [`session`]; nothing is decided here but when to
 //! stop waiting.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -48,6 +55,7 @@ pub struct Front {
     metrics: Metrics,
     options: HttpServerOptions,
     tracer: Tracer,
+    leaving: AtomicBool,
 }
 
 /// One connection of a caller.
@@ -105,7 +113,14 @@ impl Front {
             metrics,
             options,
             tracer: Tracer::default(),
+            leaving: AtomicBool::default(),
         }
+    }
+
+    /// From now on each answer over HTTP/1.1 ends its connection: callers go elsewhere between two calls. A connection that
+    /// is closed while it rests meets the next call on its way, and nobody knows what became of that.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
     }
 
     /// Tells this tracer of requests.
@@ -179,7 +194,7 @@ impl Connection {
         let (ended, dispatched) = exchange.ended(&result);
         let written = match exchange.reply(result) {
             Some(reply) => {
-                let stopping = *shutdown.borrow();
+                let stopping = *shutdown.borrow() || self.front.leaving.load(Ordering::Relaxed);
                 session::write(session, reply, self.front.patience, stopping)
                     .await
                     .is_ok()

@@ -35,6 +35,9 @@ pub trait Authorize: Send + Sync {
 /// What calling a function, and asking about it, needs (C-3.6, C-3.11).
 pub const GET: &str = "get";
 
+/// An owner that has let go of a function has one or two writes to make before Kubernetes knows, on a busy API server.
+const LEFT: Duration = Duration::from_secs(1);
+
 /// The path. Shared by all calls.
 #[derive(Debug)]
 pub struct Invoke<R, A, H> {
@@ -237,7 +240,7 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
 
     /// Only when it is certain that nothing was started. How long news of the new owner may take when the table
     /// has none: a Pod that is left waits for a running call of the function before it says so to Kubernetes, and
-    /// one that has left has said so already.
+    /// one that has left is saying so.
     fn may_try_again(&self, error: &HopError) -> Option<Duration> {
         match error {
             HopError::NotSent(_) => Some(Duration::ZERO),
@@ -246,7 +249,7 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
                 dispatched: Dispatched::No,
                 ..
             }) => match reason {
-                Reason::StaleRoute => Some(APPEAR.min(self.handover)),
+                Reason::StaleRoute => Some(LEFT.min(self.handover)),
                 Reason::Draining => Some(self.handover),
                 _ => None,
             },

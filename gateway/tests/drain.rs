@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::{
     ALICE, Caller, World,
-    caller::{head, read_all},
+    caller::{head, read_all, read_until},
     eventually,
     frames::{Frames, GOAWAY},
     start,
@@ -64,6 +64,40 @@ async fn readiness_fails_before_the_listener_closes() {
         .await;
         // A caller of its own makes a new connection.
         assert_eq!(caller.call(&function.path, "1").await.status, 200);
+    };
+    let (outcome, ()) = tokio::join!(gateway.stop("test"), seen);
+    assert!(outcome.is_clean(), "{outcome:?}");
+}
+
+/// C-3.13: clients are told. A connection that is kept learns with its next answer that it ends, and so is not closed under a
+/// call that is on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kept_connection_ends_with_an_answer() {
+    let world = World::start().await;
+    let gateway = start(world.dirs.path(), &world.api, &[], |config| {
+        config.args.shutdown_delay = Duration::from_secs(1);
+    })
+    .await;
+    gateway.readiness.ready().await;
+    let function = world.function("demo", "hello");
+    let readiness = gateway.readiness.clone();
+    let mut kept = Caller::new(gateway.https, &world.pki).connect().await;
+    let request = head(&function.path, "Content-Length: 1\r\n") + "1";
+    kept.write_all(request.as_bytes()).await.unwrap();
+    // The answer is its own input.
+    let first = read_until(&mut kept, "\r\n\r\n1").await.to_lowercase();
+    assert!(!first.contains("connection: close"), "{first}");
+    let seen = async {
+        eventually("it is not ready", || async {
+            (!readiness.is_ready()).then_some(())
+        })
+        .await;
+        kept.write_all(request.as_bytes()).await.unwrap();
+        let last = read_all(&mut kept).await;
+        assert!(
+            last.starts_with("HTTP/1.1 200 ") && last.to_lowercase().contains("connection: close"),
+            "{last}"
+        );
     };
     let (outcome, ()) = tokio::join!(gateway.stop("test"), seen);
     assert!(outcome.is_clean(), "{outcome:?}");
