@@ -10,6 +10,8 @@ use crate::common::{
     start,
 };
 use http::Version;
+use kruntimes_gateway::app::Running;
+use kruntimes_ops::readiness::Readiness;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 /// C-3.13; scenario 43.
@@ -46,22 +48,32 @@ async fn running_calls_finish_and_then_it_ends_at_once() {
     assert!(outcome.is_clean(), "{outcome:?}");
 }
 
-/// C-3.13
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readiness_fails_before_the_listener_closes() {
-    let world = World::start().await;
+/// A gateway whose endpoints have a second to be forgotten.
+async fn gives_notice(world: &World) -> Running {
     let gateway = start(world.dirs.path(), &world.api, &[], |config| {
         config.args.shutdown_delay = Duration::from_secs(1);
     })
     .await;
     gateway.readiness.ready().await;
+    gateway
+}
+
+async fn unready(readiness: &Readiness) {
+    eventually("it is not ready", || async {
+        (!readiness.is_ready()).then_some(())
+    })
+    .await;
+}
+
+/// C-3.13
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readiness_fails_before_the_listener_closes() {
+    let world = World::start().await;
+    let gateway = gives_notice(&world).await;
     let function = world.function("demo", "hello");
     let (readiness, caller) = (gateway.readiness.clone(), Caller::new(gateway.https, &world.pki));
     let seen = async {
-        eventually("it is not ready", || async {
-            (!readiness.is_ready()).then_some(())
-        })
-        .await;
+        unready(&readiness).await;
         // A caller of its own makes a new connection.
         assert_eq!(caller.call(&function.path, "1").await.status, 200);
     };
@@ -74,11 +86,7 @@ async fn readiness_fails_before_the_listener_closes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kept_connection_ends_with_an_answer() {
     let world = World::start().await;
-    let gateway = start(world.dirs.path(), &world.api, &[], |config| {
-        config.args.shutdown_delay = Duration::from_secs(1);
-    })
-    .await;
-    gateway.readiness.ready().await;
+    let gateway = gives_notice(&world).await;
     let function = world.function("demo", "hello");
     let readiness = gateway.readiness.clone();
     let mut kept = Caller::new(gateway.https, &world.pki).connect().await;
@@ -88,10 +96,7 @@ async fn a_kept_connection_ends_with_an_answer() {
     let first = read_until(&mut kept, "\r\n\r\n1").await.to_lowercase();
     assert!(!first.contains("connection: close"), "{first}");
     let seen = async {
-        eventually("it is not ready", || async {
-            (!readiness.is_ready()).then_some(())
-        })
-        .await;
+        unready(&readiness).await;
         kept.write_all(request.as_bytes()).await.unwrap();
         let last = read_all(&mut kept).await;
         assert!(

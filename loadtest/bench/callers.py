@@ -10,8 +10,6 @@ a busy API server.
 import argparse
 import json
 import re
-import shutil
-import signal
 import socket
 import ssl
 import statistics
@@ -149,11 +147,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     settings = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("ended by a signal"))
-    place = settings.out.resolve() / "run"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    place = run.begin(settings.out)
     program = settings.bin / "kruntimes-bench-stand"
 
     def stand_of(review_ms: int):

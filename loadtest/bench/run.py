@@ -221,6 +221,16 @@ def chosen(text: str, known: list[str], what: str) -> list[str]:
     return [name for name in known if name in names]
 
 
+def begin(out: Path) -> Path:
+    """An empty folder for this run in `out`. From here on a signal ends it as an error would, with all that it started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("ended by a signal"))
+    place = out.resolve() / "run"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    return place
+
+
 def one(target: targets.Target, cells: list[Cell], load: Load, place: Path):
     """Takes one gateway through all cells."""
     if not target.command:
@@ -270,12 +280,7 @@ def main() -> None:
     names = chosen(settings.targets, list(targets.ALL), "targets")
     wanted = chosen(settings.cells, [cell.name for cell in CELLS], "cells")
     cells = [cell for cell in CELLS if cell.name in wanted]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("ended by a signal"))
-
-    place = settings.out.resolve() / "run"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    place = begin(settings.out)
     results = {"about": about(settings), "cells": [asdict(cell) for cell in cells], "records": []}
     stand, where = start_stand(settings.bin / "kruntimes-bench-stand", place, settings.routes)
     with stand:

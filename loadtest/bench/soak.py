@@ -8,8 +8,6 @@ closed and the process is looked at. What it has after the first tenth is compar
 import argparse
 import json
 import re
-import shutil
-import signal
 import sys
 import time
 import urllib.request
@@ -78,11 +76,7 @@ def main() -> None:
     parser.add_argument("--routes", type=int, default=10_000)
     parser.add_argument("--churn", type=int, default=100, help="functions that come and go each second")
     settings = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("ended by a signal"))
-    place = settings.out.resolve() / "run"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    place = run.begin(settings.out)
 
     samples, began = [], time.monotonic()
     program = settings.bin / "kruntimes-bench-stand"

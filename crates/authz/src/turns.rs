@@ -98,8 +98,9 @@ impl Default for Turns {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let mut shares = self.turns.shares();
+        // Let go while the table is locked, so that of two who leave at once the second sees that it is the last.
         let mine = self.share.take();
-        // Ours and the table's: nobody else waits or has a turn, and none can come while the table is locked.
+        // Ours and the table's: nobody else waits or has a turn, and none can come meanwhile.
         if mine.is_some_and(|share| Arc::strong_count(&share) == 2) {
             shares.remove(&self.namespace);
         }

@@ -17,8 +17,7 @@ use std::{
     time::Duration,
 };
 
-use kruntimes_proto::limits;
-use kruntimes_proto::local::LocalStream;
+use kruntimes_proto::{limits, local::LocalStream};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
