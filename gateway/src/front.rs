@@ -215,13 +215,12 @@ impl Connection {
         let invoke = &self.front.invoke;
         match request {
             Request::Invoke(call) => self.call(session, call, timing).await.map(Done::Output),
-            Request::Explain(subject) => invoke
-                .explain(subject, timing)
+            // Boxed: a call's state, which each open connection has, is not to have room for these.
+            Request::Explain(subject) => Box::pin(invoke.explain(subject, timing))
                 .await
                 .map(Done::Page)
                 .map_err(Stop::Refused),
-            Request::Cancel(subject, invocation) => invoke
-                .cancel(subject, invocation, timing)
+            Request::Cancel(subject, invocation) => Box::pin(invoke.cancel(subject, invocation, timing))
                 .await
                 .map(|()| Done::Cancelled)
                 .map_err(Stop::Refused),
@@ -388,5 +387,28 @@ impl<'a> Active<'a> {
 impl Drop for Active<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size<A, F: Future>(_: impl Fn(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each open connection over HTTP/1.1 has this state, also while it rests: what is rare must not have its room in it.
+    #[test]
+    fn a_resting_connection_is_small() {
+        type Parts = (
+            &'static Connection,
+            &'static mut ServerSession,
+            Read,
+            &'static ShutdownWatch,
+        );
+        let bytes =
+            size(|(connection, session, read, shutdown): Parts| connection.exchange(session, read, shutdown));
+        assert!(bytes < 3 * 1024, "{bytes} bytes");
     }
 }

@@ -140,10 +140,10 @@ impl Authorizer {
             Some(answer) => (answer, true),
             None => {
                 let ask = shared.ask(bearer, question);
-                // Turn and review each have their deadline; this one is for who waits for others.
-                timeout(review::DEADLINE * 2, shared.answers.get_or_ask(key, ask))
-                    .await
-                    .unwrap_or((Answer::Unavailable, false))
+                // Turn and review each have their deadline; this one is for who waits for others. Boxed: it is rare, and
+                // callers that need no review are not to hold the room for one.
+                let asked = Box::pin(timeout(review::DEADLINE * 2, shared.answers.get_or_ask(key, ask)));
+                asked.await.unwrap_or((Answer::Unavailable, false))
             }
         };
         shared.observer.authorized(label(answer), cached);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use kruntimes_e2e::{
     cluster::Cluster,
     install,
-    load::{self, Figures, Pace},
+    load::{self, Crowded, Figures, Pace},
     processor::Used,
     stack::{Choices, Stack},
     world::{Function, World},
@@ -63,25 +63,20 @@ impl Cell {
         }
     }
 
-    async fn round(self, world: &World, functions: &[Function]) -> Result<Figures> {
+    async fn round(self, world: &World, functions: &[Function]) -> Result<Crowded> {
         let few = functions.get(..self.callers()).unwrap_or(functions);
-        match self {
-            Self::Paced => load::paced(world, few, &json_of(1024), PACE).await,
-            Self::One | Self::Sixteen => load::closed(world, few, &json_of(100), CLOSED).await,
+        let answered = match self {
+            Self::Paced => load::paced(world, few, &json_of(1024), PACE).await?,
+            Self::One | Self::Sixteen => load::closed(world, few, &json_of(100), CLOSED).await?,
             Self::Crowd => {
                 let function = few.first().context("there is a function")?;
-                let crowded = load::crowd(world, function, CROWD, &json_of(100), CLOSED).await?;
-                let busy = &crowded.busy;
-                println!(
-                    "    told that the function is busy: {} calls, p50 {} us, p99 {} us, max {} us",
-                    busy.micros.len(),
-                    busy.percentile(0.5),
-                    busy.percentile(0.99),
-                    busy.percentile(1.0),
-                );
-                Ok(crowded.answered)
+                return load::crowd(world, function, CROWD, &json_of(100), CLOSED).await;
             }
-        }
+        };
+        Ok(Crowded {
+            answered,
+            ..Crowded::default()
+        })
     }
 }
 
@@ -127,7 +122,7 @@ async fn measure(world: &World, cells: &[Cell], level: &str) -> Result<()> {
         ..PACE
     };
     load::paced(world, &functions, &json_of(1024), warm_up).await?;
-    let mut rounds: Vec<(Cell, Figures)> = Vec::new();
+    let mut rounds: Vec<(Cell, Crowded)> = Vec::new();
     for round in 1..=ROUNDS {
         for &cell in cells {
             let before = Used::now();
@@ -136,24 +131,35 @@ async fn measure(world: &World, cells: &[Cell], level: &str) -> Result<()> {
             rounds.push((cell, figures));
         }
     }
-    let failed: usize = rounds.iter().map(|(_, figures)| figures.failed).sum();
+    let of = |cell: Cell| -> Vec<&Crowded> {
+        let of_cell = rounds.iter().filter(|(of, _)| *of == cell);
+        of_cell.map(|(_, round)| round).collect()
+    };
+    let failed: usize = rounds.iter().map(|(_, round)| round.answered.failed).sum();
     let mut line = format!("RESULT level={level} failed={failed} pods={PODS}");
     for (name, cell) in Cell::ALL {
-        let of_cell: Vec<&Figures> = rounds
-            .iter()
-            .filter(|(of, _)| *of == cell)
-            .map(|(_, figures)| figures)
-            .collect();
-        if of_cell.is_empty() {
+        let rounds = of(cell);
+        if rounds.is_empty() {
             continue;
         }
-        line += &spread(&format!("{name}_p50_us"), &of_cell, |round| round.percentile(0.5));
-        line += &spread(&format!("{name}_p99_us"), &of_cell, |round| {
-            round.percentile(0.99)
+        line += &spread(&format!("{name}_p50_us"), &rounds, |round| {
+            round.answered.percentile(0.5)
         });
-        line += &spread(&format!("{name}_per_second"), &of_cell, |round| {
-            whole(round.rate())
+        line += &spread(&format!("{name}_p99_us"), &rounds, |round| {
+            round.answered.percentile(0.99)
         });
+        line += &spread(&format!("{name}_per_second"), &rounds, |round| {
+            whole(round.answered.rate())
+        });
+    }
+    let crowds = of(Cell::Crowd);
+    if !crowds.is_empty() {
+        line += &spread("crowd_429_p99_us", &crowds, |round| round.busy.percentile(0.99));
+        // Rounds take turns: each is compared with the single caller of its own minute.
+        let shares: Vec<u64> = crowds.iter().zip(of(Cell::One)).map(share).collect();
+        if !shares.is_empty() {
+            line += &over("crowd_percent_of_one", shares);
+        }
     }
     println!("{line}");
     ensure!(failed == 0, "{failed} calls failed");
@@ -165,8 +171,17 @@ fn json_of(bytes: usize) -> Bytes {
     Bytes::from(format!("\"{}\"", "x".repeat(bytes - 2)))
 }
 
+/// How much of the one caller's rate a crowd had, per cent.
+fn share((crowd, one): (&&Crowded, &Crowded)) -> u64 {
+    whole(100.0 * crowd.answered.rate() / one.answered.rate())
+}
+
 /// Prints a round, and what it cost each program for a call.
-fn told(what: &str, figures: &Figures, before: &Used) {
+fn told(what: &str, round: &Crowded, before: &Used) {
+    let Crowded {
+        answered: figures,
+        busy,
+    } = round;
     let calls = u64::try_from(figures.micros.len()).unwrap_or(u64::MAX).max(1);
     let cost: Vec<String> = Used::now()
         .since(before)
@@ -185,20 +200,32 @@ fn told(what: &str, figures: &Figures, before: &Used) {
         figures.percentile(1.0),
         cost.join(", "),
     );
+    if !busy.micros.is_empty() {
+        println!(
+            "    told that the function is busy: {} calls, p50 {} us, p99 {} us, max {} us",
+            busy.micros.len(),
+            busy.percentile(0.5),
+            busy.percentile(0.99),
+            busy.percentile(1.0),
+        );
+    }
 }
 
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "calls a second, some thousands"
+    reason = "calls a second, some thousands, or per cent"
 )]
 fn whole(rate: f64) -> u64 {
     rate as u64
 }
 
 /// Median, least and greatest over the rounds, as ` key=… key_min=… key_max=…`.
-fn spread(key: &str, rounds: &[&Figures], of: impl Fn(&Figures) -> u64) -> String {
-    let mut values: Vec<u64> = rounds.iter().map(|round| of(round)).collect();
+fn spread(key: &str, rounds: &[&Crowded], of: impl Fn(&Crowded) -> u64) -> String {
+    over(key, rounds.iter().map(|round| of(round)).collect())
+}
+
+fn over(key: &str, mut values: Vec<u64>) -> String {
     values.sort_unstable();
     let at = |index: usize| values.get(index).copied().unwrap_or_default();
     format!(

@@ -184,7 +184,8 @@ pub(super) async fn write(
         discard(session, DRAIN_BYTES).await;
     }
     session.set_write_timeout(Some(patience.write));
-    let mut head = ResponseHeader::build(reply.status, Some(reply.headers.len() + 4))?;
+    // Names go out as the library writes them: there is no upstream whose spelling is to be kept.
+    let mut head = ResponseHeader::build_no_case(reply.status, Some(reply.headers.len() + 4))?;
     for (name, value) in reply.headers {
         head.append_header(name, value)?;
     }

@@ -97,7 +97,8 @@ impl Channels {
         if let Some(lease) = self.fresh(&slot) {
             return Ok(lease);
         }
-        match timeout_at(deadline, self.make(owner, slot)).await {
+        // Boxed: it is rare, and calls that find a channel are not to hold the room for making one.
+        match Box::pin(timeout_at(deadline, self.make(owner, slot))).await {
             Ok(made) => made.map_err(HopError::NotSent),
             Err(_) => Err(HopError::TooLate),
         }
