@@ -1,9 +1,10 @@
 //! The one door: token and question in, verdict out.
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -16,8 +17,8 @@ use tokio::time::{Instant, timeout};
 use crate::{
     cache::{Answers, Kept},
     review::{self, BuildError, NotAnonymous, Question, Reviewer},
-    token::{Bearer, HmacKey},
-    ttl::{Answer, Caps},
+    token::{Bearer, Digest, HmacKey},
+    ttl::{Answer, Caps, renewed_after},
 };
 
 /// May the caller? `Unavailable` is never to be taken for a refusal (C-3.5).
@@ -82,7 +83,17 @@ struct Shared {
     clock: Box<dyn Fn() -> f64 + Send + Sync>,
     observer: Box<dyn Observer>,
     failing: AtomicBool,
+    renewals: Mutex<HashSet<Digest>>,
 }
+
+/// One answer that is being renewed, until it drops.
+struct Renewal {
+    shared: Arc<Shared>,
+    key: Digest,
+}
+
+/// How many answers are renewed at once. Each holds a token for as long; further ones are asked for when they end.
+const RENEWALS: usize = 256;
 
 // === impl Limits ===
 
@@ -126,18 +137,24 @@ impl Authorizer {
                 clock: Box::new(clock),
                 observer: Box::new(observer),
                 failing: AtomicBool::new(false),
+                renewals: Mutex::default(),
             }),
         })
     }
 
     /// May the token's owner do this? A kept answer, or a review with the caller's own token; at
-    /// most about 4 s. Dropping the call is safe: others who wait for the same answer go on.
+    /// most about 4 s. Must be called in a Tokio runtime: an answer that ends soon is renewed in a task. Dropping the call is safe: others who wait for the same answer go on.
     pub async fn authorize(&self, bearer: &Bearer, question: &Question) -> Verdict {
         let shared = &*self.shared;
         let parts: [&str; 4] = [question.verb, &question.namespace, &question.name, &question.uid];
         let key = bearer.digest(&shared.key, &parts);
         let (answer, cached) = match shared.answers.get(&key).await {
-            Some(answer) => (answer, true),
+            Some((answer, due)) => {
+                if due {
+                    self.renew(key, bearer, question);
+                }
+                (answer, true)
+            }
             None => {
                 let ask = shared.ask(bearer, question);
                 // Turn and review each have their deadline; this one is for who waits for others. Boxed: it is rare, and
@@ -153,6 +170,33 @@ impl Authorizer {
             Answer::Rejected => Verdict::Rejected,
             Answer::Unavailable => Verdict::Unavailable,
         }
+    }
+
+    /// Has a kept answer asked again behind the back of a caller who uses it, so that whoever calls often never waits for a
+    /// review, not even while strangers queue up for theirs. Nothing is kept longer for that: the old answer ends when it
+    /// would have, the new one is as young as any.
+    fn renew(&self, key: Digest, bearer: &Bearer, question: &Question) {
+        let Some(turn) = Renewal::begin(&self.shared, key) else {
+            return;
+        };
+        let (bearer, question) = (bearer.clone(), question.clone());
+        let renew = async move {
+            let shared = &*turn.shared;
+            let ask = shared.ask(&bearer, &question);
+            // As for a caller: turn and review each have their deadline.
+            let _ = timeout(review::DEADLINE * 2, shared.answers.renew(key, ask)).await;
+        };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "there are few of them, and none lasts longer than a review"
+        )]
+        tokio::spawn(renew);
+    }
+
+    /// How many answers are being renewed now.
+    #[must_use]
+    pub fn renewing(&self) -> usize {
+        self.shared.renewals().len()
     }
 
     /// Sends a made-up token until the API server answers.
@@ -186,7 +230,12 @@ impl Shared {
         Kept {
             answer,
             expires: asked + keep,
+            due: asked + renewed_after(answer, keep),
         }
+    }
+
+    fn renewals(&self) -> MutexGuard<'_, HashSet<Digest>> {
+        self.renewals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One line when reviews begin to fail and one when they work again.
@@ -199,6 +248,28 @@ impl Shared {
                 tracing::info!("access reviews work again");
             }
         }
+    }
+}
+
+// === impl Renewal ===
+
+impl Renewal {
+    /// `None` when that answer is being renewed already, or too many are.
+    fn begin(shared: &Arc<Shared>, key: Digest) -> Option<Self> {
+        let mut running = shared.renewals();
+        if running.len() >= RENEWALS || !running.insert(key) {
+            return None;
+        }
+        Some(Self {
+            shared: Arc::clone(shared),
+            key,
+        })
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.shared.renewals().remove(&self.key);
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Kept {
     pub answer: Answer,
     /// From then on it must be asked again. Not after the asking: kept for nobody.
     pub expires: Instant,
+    /// From then on whoever uses it has it asked again beforehand; not before `expires`: nobody does.
+    pub due: Instant,
 }
 
 /// Kept answers by digest of token and question.
@@ -35,10 +37,34 @@ impl Answers {
         Self { entries }
     }
 
-    /// A kept answer that may still be used.
-    pub async fn get(&self, key: &Digest) -> Option<Answer> {
+    /// A kept answer that may still be used, and whether it is due to be asked again.
+    pub async fn get(&self, key: &Digest) -> Option<(Answer, bool)> {
         let kept = self.entries.get(key).await?;
-        (!kept.is_over(Instant::now())).then_some(kept.answer)
+        let now = Instant::now();
+        (!kept.is_over(now)).then_some((kept.answer, now >= kept.due))
+    }
+
+    /// Replaces an answer that is due by the one of `ask`. Until then it is used; who comes when it is over waits for this
+    /// `ask` and makes none of its own. When nothing is said the old answer ends when it would have, and no other try is
+    /// made before.
+    pub async fn renew(&self, key: Digest, ask: impl Future<Output = Kept>) {
+        let Some(before) = self.entries.get(&key).await else {
+            return;
+        };
+        let ask = async {
+            let said = ask.await;
+            if said.answer == Answer::Unavailable && !before.is_over(Instant::now()) {
+                Kept {
+                    due: before.expires,
+                    ..before
+                }
+            } else {
+                said
+            }
+        };
+        let is_due = |kept: &Kept| Instant::now() >= kept.due;
+        let entry = self.entries.entry(key);
+        entry.or_insert_with_if(ask, is_due).await;
     }
 
     /// A kept answer, or the one of `ask`. While one caller asks, others of the same key wait for
@@ -97,6 +123,7 @@ mod tests {
         let kept = Kept {
             answer: Answer::Allowed,
             expires: Instant::now() + Duration::from_secs(10),
+            due: Instant::now() + Duration::from_secs(10),
         };
         for number in 0..1000 {
             let digest = bearer.digest(&key, &[&number.to_string()]);

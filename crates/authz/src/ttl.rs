@@ -10,6 +10,9 @@ pub const MAX_ALLOWED: Duration = Duration::from_secs(30);
 /// A refusal is kept this long at most: a binding that was just made works soon.
 pub const MAX_REFUSED: Duration = Duration::from_secs(2);
 
+/// An allowance that is kept for a shorter time ends without having been renewed: those are of tokens about to end.
+const WORTH_RENEWING: Duration = Duration::from_secs(1);
+
 /// What a token looks like, unverified.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TokenKind {
@@ -106,6 +109,17 @@ impl Caps {
     }
 }
 
+/// After how much of `kept`, the time for which `answer` is kept, whoever uses it has it renewed: three quarters, so that
+/// the new answer is there before the old one ends. Only allowances are; `kept` itself means never.
+#[must_use]
+pub fn renewed_after(answer: Answer, kept: Duration) -> Duration {
+    if answer == Answer::Allowed && kept >= WORTH_RENEWING {
+        kept / 4 * 3
+    } else {
+        kept
+    }
+}
+
 /// What a difference means that is no duration: too far to matter, or over.
 fn far(expires: f64, now: f64, cap: Duration) -> Duration {
     if expires > now { cap } else { Duration::ZERO }
@@ -150,6 +164,22 @@ mod tests {
                 Duration::from_millis(milliseconds),
                 "{answer:?} {token:?}"
             );
+        }
+    }
+
+    /// C-3.6: who may go on may go on without waiting; a refusal is asked for by nobody but its caller.
+    #[test]
+    fn only_allowances_that_last_are_renewed() {
+        let millis = Duration::from_millis;
+        for (answer, kept, after) in [
+            (Answer::Allowed, millis(10_000), millis(7_500)),
+            (Answer::Allowed, millis(1_000), millis(750)),
+            (Answer::Allowed, millis(999), millis(999)),
+            (Answer::Denied, MAX_REFUSED, MAX_REFUSED),
+            (Answer::Rejected, MAX_REFUSED, MAX_REFUSED),
+            (Answer::Unavailable, Duration::ZERO, Duration::ZERO),
+        ] {
+            assert_eq!(renewed_after(answer, kept), after, "{answer:?} {kept:?}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Api, Script, bearer, breaking, jwt, pass, question};
+use common::{Api, Script, bearer, breaking, jwt, pass, question, until};
 use kruntimes_authz::{
     Authorizer, Caps, Limits, NoObserver, Observer, Verdict, review::DEADLINE, turns::SHARE,
 };
@@ -141,8 +141,9 @@ async fn an_allowance_ends_after_its_cap_however_often_it_is_used() {
     let ask = || authorizer.authorize(&token, &run);
     api.say("opaque", Script::Allow);
     assert_eq!(ask().await, FRESH);
-    // The binding is removed now.
+    // The binding is removed now, and it takes the API server a while to say so.
     api.say("opaque", Script::Deny);
+    api.close();
     tokio::time::pause();
     for _ in 0..24 {
         pass(Duration::from_millis(200)).await;
@@ -150,8 +151,84 @@ async fn an_allowance_ends_after_its_cap_however_often_it_is_used() {
     }
     pass(Duration::from_millis(200)).await;
     tokio::time::resume();
+    let (verdict, ()) = tokio::join!(ask(), async { api.open() });
+    assert_eq!(verdict, Verdict::Denied);
+    assert_eq!(
+        api.reviews(),
+        2,
+        "the call waited for the renewal and made no review of its own"
+    );
+}
+
+/// C-3.6: who calls often never waits for a review; one is made for all that use the answer.
+#[tokio::test]
+async fn an_allowance_in_use_is_renewed_before_it_ends() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    let (token, run) = (bearer("t"), question("f"));
+    let ask = || authorizer.authorize(&token, &run);
+    api.say("t", Script::Allow);
+    assert_eq!(ask().await, FRESH);
+    for renewals in 1..=3 {
+        tokio::time::pause();
+        pass(Duration::from_millis(3_700)).await;
+        assert_eq!((ask().await, api.reviews()), (CACHED, renewals), "not due yet");
+        pass(Duration::from_millis(100)).await;
+        tokio::time::resume();
+        for _ in 0..100 {
+            assert_eq!(ask().await, CACHED);
+        }
+        until(|| authorizer.renewing() == 0).await;
+        assert_eq!(api.reviews(), renewals + 1);
+    }
+    // Nobody calls: nobody asks, and the answer ends.
+    tokio::time::pause();
+    pass(Duration::from_secs(5)).await;
+    tokio::time::resume();
+    assert_eq!((ask().await, api.reviews()), (FRESH, 5));
+}
+
+/// C-3.6: errors are no answer and make no difference; a refusal counts at once.
+#[tokio::test]
+async fn what_a_renewal_says_counts_and_silence_does_not() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    let (token, run) = (bearer("t"), question("f"));
+    let ask = || authorizer.authorize(&token, &run);
+    api.say("t", Script::Allow);
+    assert_eq!(ask().await, FRESH);
+    api.say("t", Script::Status(503));
+    tokio::time::pause();
+    pass(Duration::from_millis(4_000)).await;
+    tokio::time::resume();
+    assert_eq!(ask().await, CACHED);
+    until(|| authorizer.renewing() == 0).await;
+    for _ in 0..10 {
+        assert_eq!(ask().await, CACHED, "as before");
+    }
+    assert_eq!(
+        (authorizer.renewing(), api.reviews()),
+        (0, 2),
+        "asked once, not with each call"
+    );
+    tokio::time::pause();
+    pass(Duration::from_millis(1_000)).await;
+    tokio::time::resume();
+    assert_eq!(
+        ask().await,
+        Verdict::Unavailable,
+        "no longer than it would have been kept"
+    );
+
+    api.say("t", Script::Allow);
+    assert_eq!(ask().await, FRESH);
+    api.say("t", Script::Deny);
+    tokio::time::pause();
+    pass(Duration::from_millis(4_000)).await;
+    tokio::time::resume();
+    assert_eq!(ask().await, CACHED);
+    until(|| authorizer.renewing() == 0).await;
     assert_eq!(ask().await, Verdict::Denied);
-    assert_eq!(api.reviews(), 2);
 }
 
 /// C-3.6: allowed answers of a JWT are kept for 10 s, never beyond its `exp`.
@@ -167,9 +244,10 @@ async fn an_allowance_ends_with_its_token() {
         api.say(&token, Script::Allow);
         assert_eq!(ask().await, FRESH);
         tokio::time::pause();
-        pass(Duration::from_millis(kept - 1_500)).await;
+        // Not yet due to be renewed.
+        pass(Duration::from_millis(kept / 2)).await;
         assert_eq!(ask().await, CACHED, "{lives}");
-        pass(Duration::from_millis(1_500)).await;
+        pass(Duration::from_millis(kept / 2)).await;
         tokio::time::resume();
         assert_eq!(ask().await, FRESH, "{lives}: asked again");
     }

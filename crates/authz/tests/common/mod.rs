@@ -192,3 +192,10 @@ pub(crate) fn question(name: &str) -> Question {
 pub(crate) async fn pass(time: Duration) {
     tokio::time::advance(time).await;
 }
+
+/// Lets other tasks run until `seen`.
+pub(crate) async fn until(seen: impl Fn() -> bool) {
+    while !seen() {
+        tokio::task::yield_now().await;
+    }
+}
