@@ -10,7 +10,7 @@ use bytes::Bytes;
 use kruntimes_e2e::{
     cluster::Cluster,
     install,
-    load::{self, Crowded, Figures, Pace},
+    load::{self, Crowded, Pace},
     processor::Used,
     stack::{Choices, Stack},
     world::{Function, World},
