@@ -136,6 +136,13 @@ impl Held {
         self.write().remove(&run);
     }
 
+    /// The server has nothing of it any more; its gate stays as it is closed.
+    pub fn let_go(&self, run: RunUid) {
+        if let Some(entry) = self.get(run) {
+            entry.state().registered = None;
+        }
+    }
+
     /// Closes every gate, because the process stops.
     pub fn drain(&self) {
         for entry in self.write().values() {

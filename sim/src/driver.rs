@@ -246,7 +246,12 @@ impl Sim {
             }
             match action {
                 Action::Wait => self.wait(pod, &mut driver),
-                Action::Forget => return self.driver_ended(pod),
+                Action::Forget => {
+                    if let Some(daemon) = self.daemon(pod) {
+                        daemon.held.remove(driver.key.uid);
+                    }
+                    return self.driver_ended(pod);
+                }
                 Action::CleanUp { patient } => self.clean_up(pod, &mut driver, patient),
                 Action::Register => self.begin_register(pod, &mut driver),
                 step => self.step(pod, &mut driver, &step),

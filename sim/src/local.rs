@@ -245,7 +245,7 @@ impl Sim {
         }
         let run = driver.key.uid;
         let Some(record) = self.pods.get(&pod).and_then(|it| it.journal.get(&run)).cloned() else {
-            return self.cleaned(pod, driver);
+            return self.cleaned(pod, driver, patient);
         };
         driver.token = self.number();
         driver.doing = Doing::Unregister(patient);
@@ -265,7 +265,7 @@ impl Sim {
         let now = self.now;
         let failed = match word {
             Word::Unregistered(Ok(())) => {
-                self.cleaned(pod, driver);
+                self.cleaned(pod, driver, patient);
                 return true;
             }
             Word::Registered(Ok((id, _))) => {
@@ -284,7 +284,7 @@ impl Sim {
             Word::Registered(Err(_)) | Word::Unregistered(Err(_)) | Word::Status(_) => true,
         };
         if !failed {
-            self.cleaned(pod, driver);
+            self.cleaned(pod, driver, patient);
             return true;
         }
         let began = driver.cleaning.map_or(now, |it| it.began);
@@ -301,12 +301,14 @@ impl Sim {
     }
 
     /// Nothing is held any more.
-    fn cleaned(&mut self, pod: u32, driver: &mut Driver) {
+    fn cleaned(&mut self, pod: u32, driver: &mut Driver, patient: bool) {
         let run = driver.key.uid;
         if let Some(it) = self.pods.get_mut(&pod) {
             it.journal.remove(&run);
             if let Some(daemon) = &mut it.daemon {
-                daemon.held.remove(run);
+                if !patient {
+                    daemon.held.remove(run);
+                }
                 daemon.admission.release(run);
             }
         }

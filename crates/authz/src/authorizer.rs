@@ -92,7 +92,7 @@ struct Renewal {
     key: Digest,
 }
 
-/// How many answers are renewed at once. Each holds a token for as long; further ones are asked for when they end.
+/// How many answers are renewed at once. Each holds a token for as long. Others end, and their callers ask.
 const RENEWALS: usize = 256;
 
 // === impl Limits ===
@@ -143,7 +143,8 @@ impl Authorizer {
     }
 
     /// May the token's owner do this? A kept answer, or a review with the caller's own token; at
-    /// most about 4 s. Must be called in a Tokio runtime: an answer that ends soon is renewed in a task. Dropping the call is safe: others who wait for the same answer go on.
+    /// most about 4 s. Must be called in a Tokio runtime: an answer that ends soon is renewed in a task.
+    /// Dropping the call is safe: others who wait for the same answer go on.
     pub async fn authorize(&self, bearer: &Bearer, question: &Question) -> Verdict {
         let shared = &*self.shared;
         let parts: [&str; 4] = [question.verb, &question.namespace, &question.name, &question.uid];
@@ -155,13 +156,8 @@ impl Authorizer {
                 }
                 (answer, true)
             }
-            None => {
-                let ask = shared.ask(bearer, question);
-                // Turn and review each have their deadline; this one is for who waits for others. Boxed: it is rare, and
-                // callers that need no review are not to hold the room for one.
-                let asked = Box::pin(timeout(review::DEADLINE * 2, shared.answers.get_or_ask(key, ask)));
-                asked.await.unwrap_or((Answer::Unavailable, false))
-            }
+            // Boxed: it is rare, and callers that need no review are not to hold the room for one.
+            None => Box::pin(shared.wait_for(key, bearer, question)).await,
         };
         shared.observer.authorized(label(answer), cached);
         match answer {
@@ -172,8 +168,8 @@ impl Authorizer {
         }
     }
 
-    /// Has a kept answer asked again behind the back of a caller who uses it, so that whoever calls often never waits for a
-    /// review, not even while strangers queue up for theirs. Nothing is kept longer for that: the old answer ends when it
+    /// Has a kept answer asked again behind the back of a caller who uses it, so that whoever calls often seldom waits for a
+    /// review, also while strangers queue up for theirs. Nothing is kept longer for that: the old answer ends when it
     /// would have, the new one is as young as any.
     fn renew(&self, key: Digest, bearer: &Bearer, question: &Question) {
         let Some(turn) = Renewal::begin(&self.shared, key) else {
@@ -220,6 +216,22 @@ impl fmt::Debug for Authorizer {
 // === impl Shared ===
 
 impl Shared {
+    /// An answer of the API server, which others may have asked for already.
+    async fn wait_for(&self, key: Digest, bearer: &Bearer, question: &Question) -> (Answer, bool) {
+        let asked = async {
+            let (answer, joined) = self.answers.get_or_ask(key, self.ask(bearer, question)).await;
+            if answer == Answer::Unavailable && joined {
+                // What others began had less time left than this caller has.
+                return self.answers.get_or_ask(key, self.ask(bearer, question)).await;
+            }
+            (answer, joined)
+        };
+        // Turn and review each have their deadline; this one is for who waits for others.
+        timeout(review::DEADLINE * 2, asked)
+            .await
+            .unwrap_or((Answer::Unavailable, false))
+    }
+
     async fn ask(&self, bearer: &Bearer, question: &Question) -> Kept {
         // Counted from before asking, so that an answer is never older than its cap.
         let asked = Instant::now();

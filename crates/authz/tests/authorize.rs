@@ -151,6 +151,7 @@ async fn an_allowance_ends_after_its_cap_however_often_it_is_used() {
     }
     pass(Duration::from_millis(200)).await;
     tokio::time::resume();
+    assert_eq!(authorizer.renewing(), 1);
     let (verdict, ()) = tokio::join!(ask(), async { api.open() });
     assert_eq!(verdict, Verdict::Denied);
     assert_eq!(
@@ -175,9 +176,11 @@ async fn an_allowance_in_use_is_renewed_before_it_ends() {
         assert_eq!((ask().await, api.reviews()), (CACHED, renewals), "not due yet");
         pass(Duration::from_millis(100)).await;
         tokio::time::resume();
+        api.close();
         for _ in 0..100 {
-            assert_eq!(ask().await, CACHED);
+            assert_eq!((ask().await, authorizer.renewing()), (CACHED, 1));
         }
+        api.open();
         until(|| authorizer.renewing() == 0).await;
         assert_eq!(api.reviews(), renewals + 1);
     }
@@ -186,6 +189,52 @@ async fn an_allowance_in_use_is_renewed_before_it_ends() {
     pass(Duration::from_secs(5)).await;
     tokio::time::resume();
     assert_eq!((ask().await, api.reviews()), (FRESH, 5));
+}
+
+/// C-3.6: who waits for a renewal that fails has the time of its own for an answer.
+#[tokio::test]
+async fn who_joins_a_renewal_that_fails_asks_itself() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    let (token, run) = (bearer("t"), question("f"));
+    let ask = || authorizer.authorize(&token, &run);
+    api.say("t", Script::Allow);
+    assert_eq!(ask().await, FRESH);
+    api.close();
+    tokio::time::pause();
+    pass(Duration::from_millis(4_500)).await;
+    assert_eq!(ask().await, CACHED);
+    pass(Duration::from_millis(600)).await;
+    tokio::time::resume();
+    assert_eq!(authorizer.renewing(), 1);
+    let meanwhile = async {
+        until(|| api.reviews() == 2).await;
+        // Both wait for the one review; it fails, and the next one is answered.
+        api.say_once("t", Script::Status(503));
+        api.open();
+    };
+    let (verdict, ()) = tokio::join!(ask(), meanwhile);
+    assert_eq!((verdict, api.reviews()), (FRESH, 3));
+}
+
+/// Each renewal holds a token: there are few at once, and who gets none is answered all the same.
+#[tokio::test]
+async fn few_answers_are_renewed_at_once() {
+    let api = Api::start().await;
+    let authorizer = api.authorizer();
+    let token = bearer("t");
+    api.say("t", Script::Allow);
+    let runs: Vec<_> = (0..300).map(|number| question(&format!("f{number}"))).collect();
+    tokio::time::pause();
+    for run in &runs {
+        assert_eq!(authorizer.authorize(&token, run).await, FRESH);
+    }
+    pass(Duration::from_millis(4_000)).await;
+    api.close();
+    for run in &runs {
+        assert_eq!(authorizer.authorize(&token, run).await, CACHED);
+    }
+    assert_eq!(authorizer.renewing(), 256);
 }
 
 /// C-3.6: errors are no answer and make no difference; a refusal counts at once.

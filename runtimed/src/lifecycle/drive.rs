@@ -101,6 +101,7 @@ impl Driver {
             match action {
                 Action::Wait => self.wait().await,
                 Action::Forget => {
+                    self.pod.held.remove(self.key.uid);
                     if self.drivers.end(self.key.uid, &self.mailbox) {
                         return;
                     }

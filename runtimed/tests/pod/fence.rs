@@ -6,6 +6,7 @@ use kruntimes_api::{
     run::Phase,
     status::{READY, Says},
 };
+use kruntimes_ops::drain::Cause;
 use kruntimes_proto::{
     executor::{
         FunctionStatusRequest, InvokeFunctionRequest, function_runtime_client::FunctionRuntimeClient,
@@ -182,4 +183,36 @@ async fn a_run_that_was_taken_away_is_let_go() {
     );
     let key: RunKey = now.key().unwrap();
     assert_eq!(key.name, "n");
+}
+
+/// C-7.3: a Pod that has handed a Run over says so until Kubernetes knows it, because a gateway waits for the new owner of
+/// what is handed over, and only a moment for late news of an old one.
+#[tokio::test(start_paused = true)]
+async fn what_is_handed_over_is_draining_until_kubernetes_knows() {
+    let pod = Pod::with(Kubernetes::new(), FakeServer::new(), Arc::new(GatewayIsEnough)).await;
+    pod.kubernetes.put(&assigned("n").build());
+    let run = pod.kubernetes.ready("n").await;
+    let said = async || {
+        let answer = pod.app.invoker().serve(request(&run, "1")).await;
+        answer.map(|_| ()).unwrap_err().reason
+    };
+    pod.kubernetes.set_down(true);
+    pod.app.drain.stop(Cause::Asked("SIGTERM"));
+    while pod.records() > 0 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // Long enough for several tries to write that it is released.
+    for _ in 0..10 {
+        assert_eq!(said().await, Reason::Draining);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    pod.kubernetes.set_down(false);
+    pod.kubernetes.until_reason("n", "Draining").await;
+    for _ in 0..100 {
+        if said().await == Reason::StaleRoute {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{:?}", said().await);
 }

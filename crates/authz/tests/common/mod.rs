@@ -47,6 +47,7 @@ pub(crate) struct Api {
 
 struct Shared {
     scripts: Mutex<HashMap<String, Script>>,
+    once: Mutex<HashMap<String, Script>>,
     bodies: Mutex<Vec<Value>>,
     reviews: AtomicUsize,
     gate: Semaphore,
@@ -58,6 +59,7 @@ impl Api {
     pub(crate) async fn start() -> Self {
         let shared = Arc::new(Shared {
             scripts: Mutex::default(),
+            once: Mutex::default(),
             bodies: Mutex::default(),
             reviews: AtomicUsize::new(0),
             gate: Semaphore::new(0),
@@ -85,6 +87,12 @@ impl Api {
     pub(crate) fn say(&self, token: &str, script: Script) {
         let mut scripts = self.shared.scripts.lock().expect("lock");
         scripts.insert(format!("Bearer {token}"), script);
+    }
+
+    /// Says this to the next review of the token, and then what it said before.
+    pub(crate) fn say_once(&self, token: &str, script: Script) {
+        let mut once = self.shared.once.lock().expect("lock");
+        once.insert(format!("Bearer {token}"), script);
     }
 
     pub(crate) fn reviews(&self) -> usize {
@@ -124,7 +132,8 @@ async fn review(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default();
-    let script = shared.scripts.lock().expect("lock").get(token).copied();
+    let once = shared.once.lock().expect("lock").remove(token);
+    let script = once.or_else(|| shared.scripts.lock().expect("lock").get(token).copied());
     let review = |allowed: bool| {
         let status = json!({"allowed": allowed, "reason": "scripted"});
         (StatusCode::CREATED, Json(json!({"status": status}))).into_response()
@@ -195,7 +204,12 @@ pub(crate) async fn pass(time: Duration) {
 
 /// Lets other tasks run until `seen`.
 pub(crate) async fn until(seen: impl Fn() -> bool) {
-    while !seen() {
-        tokio::task::yield_now().await;
-    }
+    let wait = async {
+        while !seen() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait)
+        .await
+        .expect("it is never seen");
 }

@@ -194,17 +194,27 @@ impl Pod {
     }
 
     /// Takes everything of the Run out of this Pod, except its entry for callers, which is closed.
-    /// With `drain` running calls may finish that long, else they are cancelled.
+    /// With `drain` running calls may finish that long, else they are cancelled. What is `handed_over` keeps its entry until
+    /// Kubernetes knows: a gateway waits longer for a new owner than for late news of an old one.
     ///
     /// # Errors
     /// When the server does not confirm, or the disk refuses; then it must be called again.
-    pub async fn clean_up(&self, key: &RunKey, drain: Option<Duration>) -> Result<(), String> {
+    pub async fn clean_up(
+        &self,
+        key: &RunKey,
+        drain: Option<Duration>,
+        handed_over: bool,
+    ) -> Result<(), String> {
         if let Err(error) = self.let_go(key, drain).await {
             self.silence.keeps(key.uid, Instant::now());
             return Err(error);
         }
         self.silence.lets_go(key.uid);
-        self.held.remove(key.uid);
+        if handed_over {
+            self.held.let_go(key.uid);
+        } else {
+            self.held.remove(key.uid);
+        }
         let (workspace, uid) = (self.workspace.clone(), key.uid);
         let removed = blocking(move || workspace.remove(uid)).await;
         removed.map_err(|error| format!("removing the work directory: {error}"))?;

@@ -62,7 +62,7 @@ impl Driver {
         }
         let drain = (patient && cleaning.asked.is_none()).then_some(self.pod.grace);
         let asked = cleaning.asked.unwrap_or_else(Instant::now);
-        if let Err(error) = self.pod.clean_up(&self.key, drain).await {
+        if let Err(error) = self.pod.clean_up(&self.key, drain, patient).await {
             tracing::warn!(error, run = %self.key, "cleaning up is tried again");
             self.cleaning = Some(Cleaning {
                 asked: Some(asked),
