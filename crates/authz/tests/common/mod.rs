@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
-    sync::Semaphore,
+    sync::watch,
     task::JoinSet,
 };
 
@@ -50,8 +50,7 @@ struct Shared {
     once: Mutex<HashMap<String, Script>>,
     bodies: Mutex<Vec<Value>>,
     reviews: AtomicUsize,
-    gate: Semaphore,
-    gated: AtomicBool,
+    open: watch::Sender<bool>,
 }
 
 impl Api {
@@ -62,8 +61,7 @@ impl Api {
             once: Mutex::default(),
             bodies: Mutex::default(),
             reviews: AtomicUsize::new(0),
-            gate: Semaphore::new(0),
-            gated: AtomicBool::new(false),
+            open: watch::Sender::new(true),
         });
         let routes = Router::new()
             .route(
@@ -105,12 +103,11 @@ impl Api {
 
     /// Holds answers back until `open`.
     pub(crate) fn close(&self) {
-        self.shared.gated.store(true, Ordering::SeqCst);
+        self.shared.open.send_replace(false);
     }
 
     pub(crate) fn open(&self) {
-        self.shared.gated.store(false, Ordering::SeqCst);
-        self.shared.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+        self.shared.open.send_replace(true);
     }
 
     pub(crate) fn config(&self) -> kube::Config {
@@ -125,9 +122,8 @@ impl Api {
 async fn review(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
     shared.reviews.fetch_add(1, Ordering::SeqCst);
     shared.bodies.lock().expect("lock").push(body);
-    if shared.gated.load(Ordering::SeqCst) {
-        shared.gate.acquire().await.expect("open").forget();
-    }
+    let mut open = shared.open.subscribe();
+    let _ = open.wait_for(|open| *open).await;
     let token = headers
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
