@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 use tonic::{Code, Request};
 
 use super::common::{
-    FakeServer, Kubernetes, Pod, Starts, call,
+    FakeServer, Kubernetes, Pod, Starts, call, comes_true,
     pod::{assigned, request},
 };
 
@@ -198,21 +198,20 @@ async fn what_is_handed_over_is_draining_until_kubernetes_knows() {
     };
     pod.kubernetes.set_down(true);
     pod.app.drain.stop(Cause::Asked("SIGTERM"));
-    while pod.records() > 0 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    // Long enough for several tries to write that it is released.
+    comes_true("it is let go", || pod.records() == 0).await;
+    // On the paused clock: several tries to write that it is released.
     for _ in 0..10 {
         assert_eq!(said().await, Reason::Draining);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     pod.kubernetes.set_down(false);
     pod.kubernetes.until_reason("n", "Draining").await;
-    for _ in 0..100 {
+    // Its driver has one step left, and nothing to wait for.
+    for _ in 0..1_000 {
         if said().await == Reason::StaleRoute {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::task::yield_now().await;
     }
     panic!("{:?}", said().await);
 }

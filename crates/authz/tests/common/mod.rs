@@ -198,6 +198,13 @@ pub(crate) async fn pass(time: Duration) {
     tokio::time::advance(time).await;
 }
 
+/// Moves a clock that runs, and lets it run on.
+pub(crate) async fn skip(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
 /// Lets other tasks run until `seen`.
 pub(crate) async fn until(seen: impl Fn() -> bool) {
     let wait = async {
