@@ -10,7 +10,7 @@ use std::{
 };
 
 use kruntimes_api::keys::RunUid;
-use kruntimes_peer::never_sent;
+use kruntimes_peer::{never_sent, unary::Field};
 use kruntimes_proto::{
     executor::{
         FunctionRegistration, FunctionRegistrationState, FunctionStatusRequest, InvokeFunctionRequest,
@@ -316,23 +316,20 @@ impl RuntimeServer {
     ) -> Result<Answer, CallFailed> {
         let input = std::mem::take(&mut message.input);
         let Framed { head, tail } = frame::invoke_request(&message, input);
-        let mut metadata = Request::new(());
         let sent = Instant::now();
         let wait = timeout + SLACK;
-        metadata.set_timeout(wait);
-        let mut metadata = metadata.into_parts().0.into_headers();
+        let grpc_timeout = grpc_timeout(wait);
+        let mut metadata = vec![Field::once("grpc-timeout", grpc_timeout.as_bytes())];
         for (name, value) in [
             (hop::TRACEPARENT, trace.traceparent()),
             (hop::TRACESTATE, trace.tracestate()),
         ] {
-            if let Some(value) = value {
-                metadata.insert(name, value.clone());
-            }
+            metadata.extend(value.map(|value| Field::once(name, value.as_bytes())));
         }
         let call = async {
             let channel = self.channel.get().await?;
             channel
-                .unary(INVOKE_FUNCTION, metadata, head, tail, limits::MESSAGE_BYTES)
+                .unary(INVOKE_FUNCTION, &metadata, [head, tail], limits::MESSAGE_BYTES)
                 .await
         };
         let Ok(answer) = tokio::time::timeout(wait, call).await else {
@@ -432,6 +429,14 @@ fn call_failed(status: &Status, late: bool, expose_errors: bool) -> CallFailed {
         .by(Component::RuntimeServer)
     };
     CallFailed::new(failure, false)
+}
+
+/// A duration as gRPC writes it: at most eight digits, and a unit.
+fn grpc_timeout(wait: Duration) -> String {
+    match wait.as_millis() {
+        millis @ ..100_000_000 => format!("{millis}m"),
+        _ => format!("{}S", wait.as_secs().min(99_999_999)),
+    }
 }
 
 fn never_connected(status: &Status) -> bool {

@@ -15,7 +15,7 @@ use std::{
 use futures::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, uri::Authority};
 use kruntimes_peer::unary::{NeverSent, Settings, UnaryChannel};
-use kruntimes_proto::local::LocalStream;
+use kruntimes_proto::{limits, local::LocalStream};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -168,14 +168,14 @@ impl Shared {
 
     async fn connect(&self) -> io::Result<UnaryChannel> {
         let settings = Settings {
+            answer: limits::MESSAGE_BYTES,
             stream_window: WINDOW,
             connection_window: WINDOW,
             ping: None,
             ..Settings::default()
         };
         let stream = (self.connect)().await?;
-        let opened = UnaryChannel::open(stream, self.authority.clone(), settings).await;
-        opened.map_err(io::Error::other)
+        Ok(UnaryChannel::open(stream, &self.authority, settings))
     }
 }
 

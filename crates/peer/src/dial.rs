@@ -82,9 +82,6 @@ pub enum DialError {
     /// Not done in time.
     #[error("no connection to the owner within {0:?}")]
     Timeout(Duration),
-    /// HTTP/2 did not begin.
-    #[error("HTTP/2 with the owner: {0}")]
-    Http2(#[source] h2::Error),
 }
 
 /// Makes connections to owners.
@@ -158,13 +155,7 @@ impl Dialer {
             .map_err(late)??;
         let authority = Authority::try_from(address.to_string())
             .map_err(|error| DialError::Connect(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
-        timeout_at(
-            deadline,
-            UnaryChannel::open(stream, authority, Settings::default()),
-        )
-        .await
-        .map_err(late)?
-        .map_err(DialError::Http2)
+        Ok(UnaryChannel::open(stream, &authority, Settings::default()))
     }
 
     async fn connect(&self, address: SocketAddr, pin: PeerKey) -> Result<Primed, DialError> {

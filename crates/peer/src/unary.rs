@@ -2,7 +2,7 @@
 //!
 //! Tonic's own channel serves every use: it has a queue with a task of its own, connects again, and streams. A
 //! message that is whole needs none of that. Here its head, the message and the end of the stream go out in one
-//! write, so that the other side wakes up once.
+//! write, so that the other side wakes up once; and of HTTP/2 there is only what such calls need ([`state`]).
 //!
 //! A connection that is over stays over: the call that meets it fails, and says that nothing was sent
 //! ([`never_sent`]), because only the caller knows whether there is somewhere else to try (C-3.7).
@@ -11,31 +11,43 @@ use std::{
     error::Error as StdError,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
-use h2::{Ping, PingPong, RecvStream, client::SendRequest};
-use http::{
-    Request, Response, Uri,
-    uri::{Authority, Scheme},
-};
-use http_body::{Body as HttpBody, Frame};
-use http_body_util::BodyExt as _;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, uri::Authority};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::Notify,
-    time::{sleep, timeout},
 };
 use tonic::{Status, body::Body};
 use tower::Service;
 
+mod drive;
+mod frame;
+mod hpack;
 pub mod message;
+#[cfg(test)]
+mod model;
+mod output;
+mod state;
+mod stream;
+
+pub use self::{
+    hpack::{Field, Fields, Keep},
+    stream::Broken,
+};
+use self::{
+    state::{NotNow, Sent, State},
+    stream::Reply,
+};
 
 /// Sizes and pings of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +60,8 @@ pub struct Settings {
     pub frame: u32,
     /// Largest list of headers that is taken, bytes.
     pub headers: u32,
+    /// Largest message that a client of tonic is answered with, bytes.
+    pub answer: usize,
     /// While calls run: how often the other side is pinged, and how long it may then be silent.
     pub ping: Option<(Duration, Duration)>,
 }
@@ -61,6 +75,7 @@ impl Default for Settings {
             connection_window: 16 * 1024 * 1024,
             frame: 256 * 1024,
             headers: 64 * 1024,
+            answer: 4 * 1024 * 1024,
             ping: Some((Duration::from_secs(1), Duration::from_secs(10))),
         }
     }
@@ -68,21 +83,40 @@ impl Default for Settings {
 
 /// The channel. Clones share the connection, which ends with the last of them and the last call.
 #[derive(Debug, Clone)]
-pub struct UnaryChannel {
-    send: SendRequest<Bytes>,
-    authority: Authority,
-    state: Arc<State>,
+pub struct UnaryChannel(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    authority: Box<str>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// Running calls.
-    calls: AtomicUsize,
+/// What calls and the connection's task have in common.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    limit: usize,
+    over: AtomicBool,
+    /// There is no channel any more.
+    unused: AtomicBool,
     /// Nobody pings until somebody calls.
     resting: AtomicBool,
     called: Notify,
-    over: AtomicBool,
+    ponged: Notify,
+    /// Calls that wait for a place among those that the other side takes.
+    queue: AtomicUsize,
+    places: Notify,
 }
+
+/// One call while it runs. Dropping it gives it up.
+#[derive(Debug)]
+struct Call<'a> {
+    shared: &'a Shared,
+    id: u32,
+}
+
+/// Counts a call that waits.
+struct Queued<'a>(&'a AtomicUsize);
 
 /// The connection of this channel is over; the call that met this error was not sent.
 #[derive(Debug, Error)]
@@ -110,91 +144,90 @@ impl From<NeverSent> for Status {
     }
 }
 
-/// One call while it runs.
-#[derive(Debug)]
-struct Running(Arc<State>);
-
-/// What comes back, as it comes.
-#[derive(Debug)]
-struct Incoming {
-    stream: RecvStream,
-    data_ended: bool,
-    _running: Running,
-}
-
 // === impl UnaryChannel ===
 
 impl UnaryChannel {
     /// Begins HTTP/2 on `io`. `authority` is what requests name; no address is looked up.
-    ///
-    /// # Errors
-    /// When the other side does not begin as HTTP/2 does.
-    pub async fn open<T>(io: T, authority: Authority, settings: Settings) -> Result<Self, h2::Error>
+    #[must_use]
+    pub fn open<T>(io: T, authority: &Authority, settings: Settings) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (send, mut connection) = h2::client::Builder::new()
-            .initial_window_size(settings.stream_window)
-            .initial_connection_window_size(settings.connection_window)
-            .max_frame_size(settings.frame)
-            .max_header_list_size(settings.headers)
-            .enable_push(false)
-            .handshake::<_, Bytes>(io)
-            .await?;
-        let state = Arc::new(State::default());
-        let pings = connection.ping_pong().zip(settings.ping);
-        let shared = Arc::clone(&state);
-        let drive = async move {
-            let ended = tokio::select! {
-                ended = connection => ended,
-                () = silence(pings, &shared) => Ok(()),
-            };
-            shared.over.store(true, Ordering::Relaxed);
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended");
-            }
-        };
+        let shared = Arc::new(Shared::new(settings));
+        let drive = drive::drive(io, Arc::clone(&shared), settings.ping);
         #[expect(
             clippy::disallowed_methods,
             reason = "ends with its connection, and that with its channel"
         )]
         tokio::spawn(drive);
-        Ok(Self {
-            send,
-            authority,
-            state,
-        })
+        Self(Arc::new(Handle {
+            shared,
+            authority: authority.as_str().into(),
+        }))
     }
 
     /// Whether the connection is known to be over.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.state.over.load(Ordering::Relaxed)
+        self.0.shared.over.load(Ordering::Relaxed)
+    }
+
+    /// One message there, and what comes back.
+    async fn exchange(
+        &self,
+        path: &str,
+        own: &[Field<'_>],
+        fields: &[Field<'_>],
+        message: [Bytes; 2],
+        limit: usize,
+    ) -> Result<Reply, Status> {
+        let Handle { shared, authority } = &*self.0;
+        let sent = || Sent {
+            path,
+            authority,
+            fields: [own, fields],
+            message: message.clone(),
+            limit,
+        };
+        let id = match shared.with(|state| state.begin(sent())) {
+            Ok(id) => id,
+            Err(NotNow::Over(why)) => return Err(NeverSent(why).into()),
+            Err(NotNow::Full) => shared.begin(sent).await?,
+        };
+        // The call holds it as long as it is not sent.
+        drop(message);
+        Ok(Call { shared, id }.await?)
     }
 
     async fn run(self, request: Request<Body>) -> Result<Response<Body>, Status> {
-        let (mut head, body) = request.into_parts();
-        let message = whole(body).await?;
-        let mut uri = head.uri.into_parts();
-        uri.scheme = Some(Scheme::HTTP);
-        uri.authority = Some(self.authority);
-        head.uri = Uri::from_parts(uri).map_err(|error| Status::internal(error.to_string()))?;
-        head.version = http::Version::HTTP_2;
-        let running = Running::begin(self.state);
-        let over = |error: h2::Error| Status::from(NeverSent(error.to_string()));
-        let mut send = self.send.ready().await.map_err(over)?;
-        let request = Request::from_parts(head, ());
-        let (response, mut stream) = send.send_request(request, false).map_err(over)?;
-        // Windows are respected below: what does not fit yet waits there, and is bounded by the message.
-        stream.send_data(message, true).map_err(broken)?;
-        let response = response.await.map_err(broken)?;
-        Ok(response.map(|stream| {
-            Body::new(Incoming {
-                stream,
-                data_ended: false,
-                _running: running,
-            })
-        }))
+        let (head, body) = request.into_parts();
+        let message = body.collect().await?.to_bytes();
+        let fields: Vec<_> = head
+            .headers
+            .iter()
+            .map(
+                |(name, value)| match value.is_sensitive() || name == http::header::AUTHORIZATION {
+                    true => Field::secret(name.as_str(), value.as_bytes()),
+                    false => Field::once(name.as_str(), value.as_bytes()),
+                },
+            )
+            .collect();
+        let limit = self.0.shared.limit;
+        let reply = self
+            .exchange(head.uri.path(), &[], &fields, [message, Bytes::new()], limit)
+            .await?;
+        let frames = [
+            (!reply.body.is_empty()).then(|| Frame::data(reply.body)),
+            reply
+                .trailers
+                .map(|trailers| Frame::trailers(trailers.into_map())),
+        ];
+        let frames = frames.into_iter().flatten().map(Ok::<_, Status>);
+        let mut response = Response::new(Body::new(StreamBody::new(tokio_stream::iter(frames))));
+        *response.status_mut() =
+            StatusCode::from_u16(reply.status).map_err(|error| Status::internal(error.to_string()))?;
+        *response.headers_mut() = reply.head.into_map();
+        Ok(response)
     }
 }
 
@@ -212,124 +245,148 @@ impl Service<Request<Body>> for UnaryChannel {
     }
 }
 
-/// The one message, framed. It is there already: no time passes here.
-async fn whole(mut body: Body) -> Result<Bytes, Status> {
-    let mut all = Bytes::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
-        if all.is_empty() {
-            all = data;
-        } else {
-            let mut joined = BytesMut::with_capacity(all.len() + data.len());
-            joined.extend_from_slice(&all);
-            joined.extend_from_slice(&data);
-            all = joined.freeze();
-        }
-    }
-    Ok(all)
-}
+// === impl Broken ===
 
-/// Nothing is known of a call that left. Not even when its stream is refused: that nobody looked at it is the word
-/// of a side that just broke off.
-fn broken(error: h2::Error) -> Status {
-    Status::from_error(Box::new(error))
-}
-
-// === pings ===
-
-/// Returns when the other side does not answer a ping while calls run.
-async fn silence(pings: Option<(PingPong, (Duration, Duration))>, state: &State) {
-    let Some((mut pings, (interval, patience))) = pings else {
-        return std::future::pending().await;
-    };
-    loop {
-        state.called().await;
-        sleep(interval).await;
-        if state.calls.load(Ordering::Relaxed) == 0 {
-            continue;
-        }
-        match timeout(patience, pings.ping(Ping::opaque())).await {
-            Ok(Ok(_)) => {}
-            // The connection itself says what is wrong.
-            Ok(Err(_)) => return std::future::pending().await,
-            Err(_) => return,
-        }
+/// What a call that broke off is told (gRPC over HTTP/2, "Errors"). Nothing is known of a call that left. Not even when
+/// its stream is refused: that nobody looked at it is the word of a side that just broke off.
+impl From<Broken> for Status {
+    fn from(error: Broken) -> Self {
+        let code = match &error {
+            Broken::Reset(code) | Broken::GoAway(code) => match *code {
+                frame::Code::REFUSED => tonic::Code::Unavailable,
+                frame::Code::CANCEL => tonic::Code::Cancelled,
+                frame::Code::CALM_DOWN => tonic::Code::ResourceExhausted,
+                frame::Code::SECURITY => tonic::Code::PermissionDenied,
+                _ => tonic::Code::Internal,
+            },
+            Broken::Malformed(_) => tonic::Code::Internal,
+            Broken::Ended(_) => tonic::Code::Unknown,
+            // The connection is as good as before.
+            Broken::TooLong(_) => return Self::out_of_range(error.to_string()),
+        };
+        let mut status = Self::new(code, error.to_string());
+        status.set_source(Arc::new(error));
+        status
     }
 }
 
-impl State {
+// === impl Handle ===
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.unused.store(true, Ordering::Relaxed);
+        self.shared.with(State::wake);
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn new(settings: Settings) -> Self {
+        Self {
+            limit: settings.answer,
+            state: Mutex::new(State::new(settings)),
+            over: AtomicBool::default(),
+            unused: AtomicBool::default(),
+            resting: AtomicBool::default(),
+            called: Notify::new(),
+            ponged: Notify::new(),
+            queue: AtomicUsize::default(),
+            places: Notify::new(),
+        }
+    }
+
+    /// Does something with the state, and tells whom it concerns.
+    fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut state);
+        if state.over().is_some() {
+            self.over.store(true, Ordering::Relaxed);
+        }
+        if self.resting.load(Ordering::Relaxed) && state.running() > 0 {
+            self.resting.store(false, Ordering::Relaxed);
+            self.called.notify_one();
+        }
+        if state.ponged() {
+            self.ponged.notify_one();
+        }
+        if self.queue.load(Ordering::Relaxed) > 0 && (state.over().is_some() || !state.is_full()) {
+            self.places.notify_waiters();
+        }
+        result
+    }
+
+    /// Sends a call as soon as there is a place for it.
+    async fn begin<'a>(&self, sent: impl Fn() -> Sent<'a>) -> Result<u32, NeverSent> {
+        self.queue.fetch_add(1, Ordering::Relaxed);
+        let _queued = Queued(&self.queue);
+        loop {
+            let place = self.places.notified();
+            match self.with(|state| state.begin(sent())) {
+                Ok(id) => return Ok(id),
+                Err(NotNow::Over(why)) => return Err(NeverSent(why)),
+                Err(NotNow::Full) => place.await,
+            }
+        }
+    }
+
     /// Returns when a call runs.
     async fn called(&self) {
-        while self.calls.load(Ordering::SeqCst) == 0 {
-            self.resting.store(true, Ordering::SeqCst);
-            if self.calls.load(Ordering::SeqCst) > 0 {
-                break;
-            }
+        let runs = || {
+            self.with(|state| {
+                let runs = state.running() > 0;
+                self.resting.store(!runs, Ordering::Relaxed);
+                runs
+            })
+        };
+        while !runs() {
             self.called.notified().await;
         }
-        self.resting.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether no call can come any more, and none runs.
+    fn is_unused(&self) -> bool {
+        self.unused.load(Ordering::Relaxed) && self.with(|state| state.running()) == 0
     }
 }
 
-// === impl Running ===
+// === impl Queued ===
 
-impl Running {
-    fn begin(state: Arc<State>) -> Self {
-        state.calls.fetch_add(1, Ordering::SeqCst);
-        if state.resting.swap(false, Ordering::SeqCst) {
-            state.called.notify_one();
-        }
-        Self(state)
-    }
-}
-
-impl Drop for Running {
+impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-// === impl Incoming ===
+// === impl Call ===
 
-impl HttpBody for Incoming {
-    type Data = Bytes;
-    type Error = Status;
+impl Future for Call<'_> {
+    type Output = Result<Reply, Broken>;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if !self.data_ended {
-            match ready!(self.stream.poll_data(cx)) {
-                Some(Ok(data)) => {
-                    // Fails only on a stream that has ended.
-                    let _ = self.stream.flow_control().release_capacity(data.len());
-                    return Poll::Ready(Some(Ok(Frame::data(data))));
-                }
-                Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),
-                None => self.data_ended = true,
-            }
-        }
-        let trailers = ready!(self.stream.poll_trailers(cx)).map_err(broken)?;
-        Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.shared.with(|state| state.poll(self.id, cx))
     }
+}
 
-    fn is_end_stream(&self) -> bool {
-        self.stream.is_end_stream()
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.shared.with(|state| state.give_up(self.id));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use h2::{Reason, server};
-    use tokio::io::{DuplexStream, duplex};
+    use tokio::{
+        io::{DuplexStream, duplex},
+        time::sleep,
+    };
 
     use super::*;
 
-    async fn open(io: DuplexStream) -> UnaryChannel {
-        UnaryChannel::open(io, "owner".parse().expect("an authority"), Settings::default())
-            .await
-            .expect("HTTP/2 begins")
+    fn open(io: DuplexStream) -> UnaryChannel {
+        let authority = "owner".parse().expect("an authority");
+        UnaryChannel::open(io, &authority, Settings::default())
     }
 
     fn request(message: &'static [u8]) -> Request<Body> {
@@ -364,7 +421,7 @@ mod tests {
             tokio::join!(answer, async { connection.accept().await.is_none() });
         };
         let call = async {
-            let channel = open(ours).await;
+            let channel = open(ours);
             let answer = send(&channel, b"message").await.expect("answered");
             let collected = answer.into_body().collect().await.expect("whole");
             assert_eq!(collected.trailers().expect("trailers")["grpc-status"], "0");
@@ -388,7 +445,7 @@ mod tests {
             drop((connection, third));
         };
         let call = async {
-            let channel = open(ours).await;
+            let channel = open(ours);
             let mut never = Vec::new();
             for _ in 0..3 {
                 let status = send(&channel, b"message").await.expect_err("no answer");
@@ -411,7 +468,7 @@ mod tests {
         let mut connection = None;
         let channel = {
             let serve = async { connection = server::handshake(theirs).await.ok() };
-            let (channel, ()) = tokio::join!(open(ours), serve);
+            let (channel, ()) = tokio::join!(async { open(ours) }, serve);
             channel
         };
         sleep(Duration::from_secs(3600)).await;
@@ -444,7 +501,7 @@ mod tests {
             assert_eq!(reason.expect("a reset"), Reason::CANCEL);
         };
         let call = async {
-            let channel = open(ours).await;
+            let channel = open(ours);
             tokio::select! {
                 _ = send(&channel, b"message") => panic!("nobody answers"),
                 _ = waits => {}

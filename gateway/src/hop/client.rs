@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use kruntimes_peer::{UnaryChannel, never_sent, unary::message};
+use kruntimes_peer::{
+    UnaryChannel, never_sent,
+    unary::{Field, message},
+};
 use kruntimes_proto::{
     executor::{FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse},
     failure::{Failure, Reason},
@@ -126,30 +129,48 @@ impl Client {
         }
     }
 
-    /// The metadata that every request on the hop carries (contract 4).
-    fn metadata(&self, subject: &Subject, trace: &Trace, route: &Route) -> HeaderMap {
-        let mut metadata = HeaderMap::with_capacity(8);
-        let mut pass = |name, value: Option<HeaderValue>| {
-            if let Some(value) = value {
-                metadata.insert(HeaderName::from_static(name), value);
-            }
-        };
+    /// The metadata that every request on the hop carries (contract 4), but for the attempt, which is `attempt`.
+    fn metadata<'a>(
+        &self,
+        subject: &'a Subject,
+        trace: &'a Trace,
+        route: &'a Route,
+        attempt: &'a str,
+    ) -> Vec<Field<'a>> {
+        let mut metadata = Vec::with_capacity(6);
+        metadata.push(Field::kept(hop::HOP, hop::HOP_VALUE));
+        metadata.push(Field::kept(hop::POD_UID, route.pod_uid.as_str()));
+        metadata.push(Field::kept(hop::ATTEMPT, attempt));
         if self.credential == CallerCredential::Forward {
-            pass(hop::AUTHORIZATION, Some(subject.bearer.header().clone()));
+            metadata.push(Field::secret(
+                hop::AUTHORIZATION,
+                subject.bearer.header().as_bytes(),
+            ));
         }
-        pass(hop::TRACEPARENT, trace.traceparent().cloned());
-        pass(hop::TRACESTATE, trace.tracestate().cloned());
-        pass(hop::ATTEMPT, Some(HeaderValue::from(route.attempt.get())));
-        // What Kubernetes wrote is visible ASCII. A value that is not stays away, and the owner refuses the call.
-        pass(hop::POD_UID, HeaderValue::from_str(route.pod_uid.as_str()).ok());
-        pass(hop::HOP, Some(HeaderValue::from_static(hop::HOP_VALUE)));
+        for (name, value) in [
+            (hop::TRACEPARENT, trace.traceparent()),
+            (hop::TRACESTATE, trace.tracestate()),
+        ] {
+            if let Some(value) = value {
+                metadata.push(Field::once(name, value.as_bytes()));
+            }
+        }
         metadata
     }
 
     /// A question with that metadata.
     fn marked<T>(&self, subject: &Subject, trace: &Trace, route: &Route, message: T) -> Request<T> {
+        let attempt = route.attempt.get().to_string();
+        let mut headers = HeaderMap::new();
+        for field in self.metadata(subject, trace, route, &attempt) {
+            // What Kubernetes wrote is visible ASCII. What is not stays away, and the owner refuses the request.
+            let name = HeaderName::from_bytes(field.name.as_bytes());
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(field.value)) {
+                headers.insert(name, value);
+            }
+        }
         let mut request = Request::new(message);
-        *request.metadata_mut() = MetadataMap::from_headers(self.metadata(subject, trace, route));
+        *request.metadata_mut() = MetadataMap::from_headers(headers);
         request
     }
 }
@@ -160,10 +181,12 @@ impl Hop for Client {
         let span = HopSpan::begin(&self.tracer, INVOKE_FUNCTION, &mut trace, call.route);
         let rpc = |channel: UnaryChannel, left| {
             let Framed { head, tail } = invocation(&call, left);
-            let metadata = self.metadata(&call.invocation.subject, &trace, call.route);
+            let attempt = call.route.attempt.get().to_string();
+            let (subject, trace) = (&call.invocation.subject, &trace);
             async move {
+                let metadata = self.metadata(subject, trace, call.route, &attempt);
                 channel
-                    .unary(INVOKE_FUNCTION, metadata, head, tail, limits::MESSAGE_BYTES)
+                    .unary(INVOKE_FUNCTION, &metadata, [head, tail], limits::MESSAGE_BYTES)
                     .await
             }
         };

@@ -4,33 +4,32 @@
 //! body, a stream of messages, buffers of their own) cost more than the protocol itself: a prefix of five bytes, and a
 //! status in the headers or in the trailers.
 
-use bytes::{Bytes, BytesMut};
-use h2::RecvStream;
-use http::{
-    HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, Version,
-    header::{CONTENT_TYPE, TE},
-    response,
-    uri::{PathAndQuery, Scheme},
-};
+use bytes::Bytes;
 use tonic::{Code, Status};
 
-use super::{NeverSent, Running, UnaryChannel, broken};
+use super::{
+    Field, Fields, UnaryChannel,
+    stream::{PREFIX_BYTES, Reply, whole},
+};
 
 /// The answer of a call that succeeded.
 #[derive(Debug)]
 pub struct Answer {
     /// What came before the message, gRPC's own headers among it.
-    pub metadata: HeaderMap,
+    pub metadata: Fields,
     /// The message, not decoded.
     pub message: Bytes,
 }
 
-/// A flag for compression, and the length.
-const PREFIX_BYTES: usize = 5;
+/// Fields of each call, with room for more.
+const OWN: [Field<'_>; 2] = [
+    Field::kept("content-type", "application/grpc"),
+    Field::kept("te", "trailers"),
+];
 
 impl UnaryChannel {
-    /// Calls `path`, such as `/package.Service/Method`. `head` is gRPC's prefix and the message or its beginning, `tail`
-    /// the rest, which is not copied. An answer of more than `limit` bytes is not taken.
+    /// Calls `path`, such as `/package.Service/Method`. `message` is gRPC's prefix and the message, in two parts that
+    /// follow each other; neither is copied if it is large. An answer of more than `limit` bytes is not taken.
     ///
     /// # Errors
     /// The status of the other side, or one that was made here: with a source where the connection broke, and such
@@ -38,103 +37,52 @@ impl UnaryChannel {
     pub async fn unary(
         &self,
         path: &'static str,
-        metadata: HeaderMap,
-        head: Bytes,
-        tail: Bytes,
+        metadata: &[Field<'_>],
+        message: [Bytes; 2],
         limit: usize,
     ) -> Result<Answer, Status> {
-        let mut uri = http::uri::Parts::default();
-        uri.scheme = Some(Scheme::HTTP);
-        uri.authority = Some(self.authority.clone());
-        uri.path_and_query = Some(PathAndQuery::from_static(path));
-        let mut request = Request::new(());
-        *request.method_mut() = Method::POST;
-        *request.version_mut() = Version::HTTP_2;
-        *request.uri_mut() = Uri::from_parts(uri).map_err(|error| Status::internal(error.to_string()))?;
-        *request.headers_mut() = metadata;
-        let headers = request.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert(TE, HeaderValue::from_static("trailers"));
-
-        let _running = Running::begin(std::sync::Arc::clone(&self.state));
-        let over = |error: h2::Error| Status::from(NeverSent(error.to_string()));
-        let mut send = self.send.clone().ready().await.map_err(over)?;
-        let (response, mut stream) = send.send_request(request, false).map_err(over)?;
-        // What does not fit into the windows yet waits there, and is bounded by the message.
-        stream.send_data(head, tail.is_empty()).map_err(broken)?;
-        if !tail.is_empty() {
-            stream.send_data(tail, true).map_err(broken)?;
-        }
-        let (head, body) = response.await.map_err(broken)?.into_parts();
-        read(head, body, limit).await
+        read(self.exchange(path, &OWN, metadata, message, limit).await?)
     }
 }
 
-async fn read(head: response::Parts, mut body: RecvStream, limit: usize) -> Result<Answer, Status> {
-    if head.status != StatusCode::OK {
+fn read(reply: Reply) -> Result<Answer, Status> {
+    if reply.status != 200 {
         return Err(Status::new(
-            code_of(head.status),
-            format!("HTTP status {}", head.status),
+            code_of(reply.status),
+            format!("HTTP status {}", reply.status),
         ));
     }
-    // An answer without a message has its status here.
-    if let Some(status) = Status::from_header_map(&head.headers) {
-        return Err(match status.code() {
-            Code::Ok => Status::internal("an answer without a message"),
-            _ => status,
-        });
-    }
-    let framed = collect(&mut body, PREFIX_BYTES + limit).await?;
-    let trailers = body.trailers().await.map_err(broken)?;
-    match trailers.as_ref().and_then(Status::from_header_map) {
-        Some(status) if status.code() == Code::Ok => {}
-        Some(status) => return Err(status),
+    // An answer without a message has its status in its only headers.
+    let alone = reply.trailers.is_none() && reply.body.is_empty();
+    let last = if alone {
+        Some(&reply.head)
+    } else {
+        reply.trailers.as_ref()
+    };
+    match last.and_then(|fields| fields.get("grpc-status")) {
+        Some(status) if status == "0" => {}
+        Some(_) => return Err(refusal(last)),
         None => return Err(Status::unknown("an answer without a status")),
     }
     Ok(Answer {
-        metadata: head.headers,
-        message: unframe(framed)?,
+        metadata: reply.head,
+        message: unframe(reply.body)?,
     })
 }
 
-/// All of the body. One piece, as small answers are, is not copied.
-async fn collect(body: &mut RecvStream, limit: usize) -> Result<Bytes, Status> {
-    let mut first = Bytes::new();
-    let mut more = BytesMut::new();
-    while let Some(piece) = body.data().await {
-        let piece = piece.map_err(broken)?;
-        // Fails only on a stream that has ended.
-        let _ = body.flow_control().release_capacity(piece.len());
-        let so_far = first.len() + more.len() + piece.len();
-        if so_far > limit {
-            return Err(Status::out_of_range(format!(
-                "an answer of more than {limit} bytes"
-            )));
-        }
-        if first.is_empty() && more.is_empty() {
-            first = piece;
-            continue;
-        }
-        if more.is_empty() {
-            more.reserve(whole(&first).clamp(so_far, limit));
-            more.extend_from_slice(&std::mem::take(&mut first));
-        }
-        more.extend_from_slice(&piece);
-    }
-    Ok(if more.is_empty() { first } else { more.freeze() })
-}
-
-/// How long the frame that begins so says it is; 0 while that is not known.
-fn whole(begin: &[u8]) -> usize {
-    match begin {
-        [_, a, b, c, d, ..] => PREFIX_BYTES.saturating_add(u32::from_be_bytes([*a, *b, *c, *d]) as usize),
-        _ => 0,
+/// The status in those fields.
+fn refusal(fields: Option<&Fields>) -> Status {
+    let map = fields.cloned().unwrap_or_default().into_map();
+    match Status::from_header_map(&map) {
+        Some(status) if status.code() != Code::Ok => status,
+        _ => Status::unknown("an answer without a status"),
     }
 }
 
 /// The one message.
 fn unframe(mut framed: Bytes) -> Result<Bytes, Status> {
     match framed.first() {
+        None => Err(Status::internal("an answer without a message")),
         Some(0) if whole(&framed) == framed.len() => Ok(framed.split_off(PREFIX_BYTES)),
         Some(1) => Err(Status::internal("a compressed answer, which nobody asked for")),
         _ => Err(Status::internal("an answer that is not one whole message")),
@@ -142,8 +90,8 @@ fn unframe(mut framed: Bytes) -> Result<Bytes, Status> {
 }
 
 /// What a status of HTTP means where gRPC expects none of its own (gRPC, "HTTP to gRPC Status Code Mapping").
-fn code_of(status: StatusCode) -> Code {
-    match status.as_u16() {
+fn code_of(status: u16) -> Code {
+    match status {
         400 => Code::Internal,
         401 => Code::Unauthenticated,
         403 => Code::PermissionDenied,
@@ -156,7 +104,7 @@ fn code_of(status: StatusCode) -> Code {
 #[cfg(test)]
 mod tests {
     use h2::{Reason, server};
-    use http::Response;
+    use http::{HeaderMap, Response, StatusCode};
     use tokio::io::duplex;
 
     use super::*;
@@ -229,11 +177,10 @@ mod tests {
             received
         };
         let ask = async {
-            let channel = UnaryChannel::open(ours, "owner".parse().unwrap(), Settings::default())
-                .await
-                .unwrap();
+            let channel = UnaryChannel::open(ours, &"owner".parse().unwrap(), Settings::default());
+            let metadata = [Field::once("x", b"y")];
             channel
-                .unary("/package.Service/Method", map(&[("x", "y")]), head, tail, 1000)
+                .unary("/package.Service/Method", &metadata, [head, tail], 1000)
                 .await
         };
         tokio::join!(serve, ask)
@@ -259,7 +206,7 @@ mod tests {
             };
             let answer = answered(script).await.unwrap();
             assert_eq!(answer.message.len(), 700);
-            assert_eq!(answer.metadata["kruntime-handler-us"], "7");
+            assert_eq!(answer.metadata.get("kruntime-handler-us").unwrap(), "7");
         }
         assert!(answered(ok(vec![framed(b"")])).await.unwrap().message.is_empty());
     }
@@ -358,12 +305,10 @@ mod tests {
             }
         };
         let ask = async {
-            let channel = UnaryChannel::open(ours, "owner".parse().unwrap(), Settings::default())
-                .await
-                .unwrap();
-            let message = Bytes::from_static(b"m");
+            let channel = UnaryChannel::open(ours, &"owner".parse().unwrap(), Settings::default());
+            let message = [Bytes::from_static(b"m"), Bytes::new()];
             tokio::select! {
-                _ = channel.unary("/a.B/C", HeaderMap::new(), message, Bytes::new(), 9) => panic!("nobody answers"),
+                _ = channel.unary("/a.B/C", &[], message, 9) => panic!("nobody answers"),
                 _ = waits => channel,
             }
         };
