@@ -80,7 +80,7 @@ bench-path: ## what a warm call of a Python function takes, on the cluster [LEVE
 chaos: ## kills, freezes, cuts, fills and deletes at random under load, then compares histories; MINUTES=10 [SEED=n] [DELETIONS=20]
 	@MINUTES='$(MINUTES)' SEED='$(SEED)' DELETIONS='$(DELETIONS)' dev/chaos
 
-fuzz: ## what strangers send to the gateway, guided by coverage; MINUTES=1 each [TARGETS="path token head front_h1 front_h2"]
+fuzz: ## what strangers and owners send to the gateway, guided by coverage; MINUTES=1 each [TARGETS="path token head front_h1 front_h2 hop"]
 	@MINUTES='$(MINUTES)' TARGETS='$(TARGETS)' dev/fuzz
 
 clean-all: ## ends everything and removes build/; caches stay

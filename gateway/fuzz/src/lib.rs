@@ -1,6 +1,7 @@
 //! What strangers send, in any order of bytes: each function takes some and panics when the gateway breaks a promise.
 
 mod front;
+mod hop;
 mod stream;
 
 use std::time::Duration;
@@ -15,6 +16,7 @@ use kruntimes_gateway::{
 };
 
 pub use front::{front_h1, front_h2};
+pub use hop::hop;
 
 /// How long calls may take in all targets.
 const TIMEOUTS: Timeouts = Timeouts {
