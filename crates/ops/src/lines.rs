@@ -16,7 +16,7 @@ const LINGER: Duration = Duration::from_millis(50);
 /// Bytes that may wait; what comes on top is lost and counted.
 const ROOM: usize = 1024 * 1024;
 /// With so much there is no use in waiting for more.
-const PLENTY: usize = 32 * 1024;
+const PLENTY: usize = 128 * 1024;
 /// How long the end of the process waits for an output that takes nothing.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod json;
+mod time;
 
 /// Why logging could not be set up.
 #[derive(Debug, Error)]
