@@ -275,9 +275,9 @@ impl Authorize for Authorizer {
     async fn authorize(&self, bearer: &Bearer, verb: &'static str, key: &RunKey) -> Verdict {
         let question = Question {
             verb,
-            namespace: key.namespace.clone(),
-            name: key.name.clone(),
-            uid: key.uid.to_string(),
+            namespace: key.namespace.as_str().into(),
+            name: key.name.as_str().into(),
+            uid: key.uid.to_string().into(),
         };
         Self::authorize(self, bearer, &question).await
     }

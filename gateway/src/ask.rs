@@ -72,7 +72,7 @@ impl<R: Routes, A: Authorize, H: Ask> Invoke<R, A, H> {
         invocation: &InvocationId,
         timing: &mut Timing,
     ) -> Result<(), InvokeError> {
-        let entry = self.permitted(subject, UPDATE, timing).await?;
+        let entry = self.permitted(subject, UPDATE, Instant::now(), timing).await?;
         let route = entry.route.as_ref().ok_or(InvokeError::NoSuchInvocation)?;
         let _turn = turn(&self.questions.cancels, &entry.key.namespace)?;
         let sent = Instant::now();
@@ -91,7 +91,7 @@ impl<R: Routes, A: Authorize, H: Ask> Invoke<R, A, H> {
     /// # Errors
     /// Those of a call before it is known whether the function is ready.
     pub async fn explain(&self, subject: &Subject, timing: &mut Timing) -> Result<Bytes, InvokeError> {
-        let entry = self.permitted(subject, GET, timing).await?;
+        let entry = self.permitted(subject, GET, Instant::now(), timing).await?;
         let said = match &entry.route {
             Some(route) => {
                 let _turn = turn(&self.questions.explains, &entry.key.namespace)?;

@@ -5,9 +5,10 @@
 
 use std::{
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -29,7 +30,7 @@ use pingora_core::{
     },
     server::ShutdownWatch,
 };
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::{
     args::Patience,
@@ -62,8 +63,16 @@ pub struct Front {
 pub struct Connection {
     front: Arc<Front>,
     arrivals: Arc<Arrivals>,
-    remote: SocketAddr,
-    active: watch::Sender<usize>,
+    /// As each line of its requests names it.
+    remote: Box<str>,
+    active: Active,
+}
+
+/// How many requests are being answered on a connection.
+#[derive(Debug, Default)]
+pub struct Active {
+    count: AtomicUsize,
+    changed: Notify,
 }
 
 /// Windows for callers: what a stranger can make this process hold, per stream and per connection.
@@ -153,15 +162,15 @@ impl Connection {
         Self {
             front,
             arrivals,
-            remote,
-            active: watch::Sender::new(0),
+            remote: remote.to_string().into(),
+            active: Active::default(),
         }
     }
 
     /// How many requests are being answered on it.
     #[must_use]
-    pub fn active(&self) -> watch::Receiver<usize> {
-        self.active.subscribe()
+    pub fn active(&self) -> &Active {
+        &self.active
     }
 
     /// Everything between a head and the end of its answer; `true` when the connection may go on.
@@ -245,7 +254,7 @@ impl Connection {
         } else {
             input
         };
-        let send = invoke.send(call, &ticket, input, started, Timestamp::now(), timing);
+        let send = invoke.send(call, &ticket, input, started, Timestamp::now, timing);
         tokio::select! {
             biased;
             result = send => result.map_err(Stop::Refused),
@@ -271,7 +280,7 @@ impl Connection {
             runtime = subject.map(|subject| subject.runtime.as_str()),
             run_uid = subject.map(|subject| tracing::field::display(subject.uid)),
             method = ended.method,
-            remote = %self.remote,
+            remote = &*self.remote,
             http = ended.version,
             took_ms = micros(ended.took) / 1000.0,
             "request"
@@ -298,7 +307,7 @@ impl HttpServerApp for Connection {
         shutdown: &ShutdownWatch,
     ) -> Option<ReusedHttpStream> {
         let read = session::read_head(&mut session, &self.arrivals, self.front.patience, shutdown).await;
-        let _active = Active::new(&self.active);
+        let _counted = self.active.one();
         if !self.exchange(&mut session, read, shutdown).await {
             session.shutdown().await;
             return None;
@@ -374,19 +383,36 @@ impl Exchange {
     }
 }
 
-/// Counts one request until it drops.
-struct Active<'a>(&'a watch::Sender<usize>);
+// === impl Active ===
 
-impl<'a> Active<'a> {
-    fn new(active: &'a watch::Sender<usize>) -> Self {
-        active.send_modify(|count| *count += 1);
-        Self(active)
+impl Active {
+    /// Returns when there are as many as that.
+    pub async fn until(&self, enough: impl Fn(usize) -> bool) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            if enough(self.count.load(Ordering::SeqCst)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn one(&self) -> Counted<'_> {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_waiters();
+        Counted(self)
     }
 }
 
-impl Drop for Active<'_> {
+/// Counts one request until it drops.
+struct Counted<'a>(&'a Active);
+
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
+        self.0.count.fetch_sub(1, Ordering::SeqCst);
+        self.0.changed.notify_waiters();
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Call<'a> {
     pub route: &'a Route,
     /// The payload.
     pub input: Bytes,
+    /// The time; reading it once more would cost as much as looking up the route.
+    pub now: Instant,
     /// When the caller has waited long enough.
     pub deadline: Instant,
 }

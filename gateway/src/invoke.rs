@@ -64,24 +64,24 @@ pub struct Ticket {
 }
 
 impl<R: Routes, A: Authorize, H> Invoke<R, A, H> {
-    /// The route, for those who may do that with it. What is known of a Run is told to nobody else.
+    /// The route, for those who may do that with it. What is known of a Run is told to nobody else. It is `started` now.
     pub(crate) async fn permitted(
         &self,
         subject: &Subject,
         verb: &'static str,
+        started: Instant,
         timing: &mut Timing,
     ) -> Result<Arc<Entry>, InvokeError> {
-        let started = Instant::now();
         let entry = match self.routes.find(subject.uid) {
             Err(Miss::Unknown) => self.routes.appear(subject.uid).await,
             known => known,
         };
-        timing.route = Some(started.elapsed());
+        let asked = Instant::now();
+        timing.route = Some(asked - started);
         let entry = entry.map_err(unknown)?;
         if entry.key.namespace != subject.namespace || entry.runtime != subject.runtime {
             return Err(InvokeError::NoSuchFunction);
         }
-        let asked = Instant::now();
         let verdict = self.authorizer.authorize(&subject.bearer, verb, &entry.key).await;
         timing.authz = Some(asked.elapsed());
         match verdict {
@@ -107,7 +107,7 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
         started: Instant,
         timing: &mut Timing,
     ) -> Result<Ticket, InvokeError> {
-        let mut entry = self.permitted(&call.subject, GET, timing).await?;
+        let mut entry = self.permitted(&call.subject, GET, started, timing).await?;
         let mut place = None;
         if let State::NotReady(state) = &entry.state {
             // Who waits counts as a call, so that they are bounded.
@@ -153,8 +153,8 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
     }
 
     /// Sends the call to the owner, once. If nothing was started there and the route has moved meanwhile,
-    /// the new owner is tried, once (C-3.7); it moves when the owner hands it over. `now` is compared with the
-    /// end of the Run's life.
+    /// the new owner is tried, once (C-3.7); it moves when the owner hands it over. The end of the Run's life, if it
+    /// has one, is compared with `now`.
     ///
     /// # Errors
     /// Says whether the function may have run.
@@ -164,21 +164,23 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
         ticket: &Ticket,
         input: Bytes,
         started: Instant,
-        now: Timestamp,
+        now: impl Fn() -> Timestamp,
         timing: &mut Timing,
     ) -> Result<Output, InvokeError> {
         let deadline = started + lifetime(call.timeout, &ticket.entry, now);
         let sent = Instant::now();
+        let mut begun = sent;
         let mut moved = None;
         // A loop, so that there is room for one attempt only in the call's memory.
         let result = loop {
             let route = moved.as_ref().unwrap_or(&ticket.route);
-            match self.attempt(call, route, input.clone(), deadline).await {
+            match self.attempt(call, route, input.clone(), begun, deadline).await {
                 Err(error) if moved.is_none() => {
                     match self.elsewhere(call, &ticket.route, &error, deadline).await {
                         Some(route) => moved = Some(route),
                         None => break Err(error),
                     }
+                    begun = Instant::now();
                 }
                 result => break result,
             }
@@ -194,6 +196,7 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
         call: &Invocation,
         route: &Route,
         input: Bytes,
+        now: Instant,
         deadline: Instant,
     ) -> Result<crate::hop::Answer, HopError> {
         self.hop
@@ -201,6 +204,7 @@ impl<R: Routes, A: Authorize, H: Hop> Invoke<R, A, H> {
                 invocation: call,
                 route,
                 input,
+                now,
                 deadline,
             })
             .await
@@ -284,9 +288,9 @@ fn unknown(miss: Miss) -> InvokeError {
 
 /// The caller's wish, at most what is left of the Run's life (C-3.9). The owner enforces that end itself, so
 /// a clock that is ahead must not make a call impossible: a millisecond is left in any case.
-fn lifetime(wish: Duration, entry: &Entry, now: Timestamp) -> Duration {
+fn lifetime(wish: Duration, entry: &Entry, now: impl Fn() -> Timestamp) -> Duration {
     let Some(ends_at) = entry.ends_at else { return wish };
-    let left = Duration::try_from(ends_at.duration_since(now)).unwrap_or_default();
+    let left = Duration::try_from(ends_at.duration_since(now())).unwrap_or_default();
     wish.min(left.max(Duration::from_millis(1)))
 }
 

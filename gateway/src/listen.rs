@@ -208,15 +208,10 @@ async fn goodbye(connection: &Connection, mut stopping: watch::Receiver<bool>) {
     if stopping.wait_for(|stop| *stop).await.is_err() {
         return;
     }
-    let mut active = connection.active();
+    let active = connection.active();
     loop {
-        if active.wait_for(|calls| *calls == 0).await.is_err() {
-            return;
-        }
-        if timeout(GOODBYE, active.wait_for(|calls| *calls > 0))
-            .await
-            .is_err()
-        {
+        active.until(|calls| calls == 0).await;
+        if timeout(GOODBYE, active.until(|calls| calls > 0)).await.is_err() {
             return;
         }
     }

@@ -46,14 +46,14 @@ impl Callers for Authorizer {
         let values = metadata
             .get_all(hop::AUTHORIZATION)
             .iter()
-            .map(|value| value.as_bytes().to_vec());
+            .map(|value| value.as_bytes());
         let bearer = Bearer::parse(values)
             .map_err(|error| Failure::new(Reason::Unauthenticated, error.to_string()))?;
         let question = Question {
             verb: wish.verb(),
-            namespace: run.namespace.clone(),
-            name: run.name.clone(),
-            uid: run.uid.to_string(),
+            namespace: run.namespace.as_str().into(),
+            name: run.name.as_str().into(),
+            uid: run.uid.to_string().into(),
         };
         match self.authorize(&bearer, &question).await {
             Verdict::Allowed { .. } => Ok(()),

@@ -247,7 +247,7 @@ impl Sim {
         let going: Going = Box::pin(async move {
             let mut timing = Timing::default();
             let ticket = path.open(&call, started, &mut timing).await?;
-            path.send(&call, &ticket, Bytes::new(), started, wall, &mut timing)
+            path.send(&call, &ticket, Bytes::new(), started, || wall, &mut timing)
                 .await
         });
         self.gateways[index].calls.insert(number, (going, Vec::new()));

@@ -145,7 +145,7 @@ impl Authorizer {
     /// May the token's owner do this? A kept answer, or a review with the caller's own token; at
     /// most about 4 s. Must be called in a Tokio runtime: an answer that ends soon is renewed in a task.
     /// Dropping the call is safe: others who wait for the same answer go on.
-    pub async fn authorize(&self, bearer: &Bearer, question: &Question) -> Verdict {
+    pub async fn authorize(&self, bearer: &Bearer, question: &Question<'_>) -> Verdict {
         let shared = &*self.shared;
         let parts: [&str; 4] = [question.verb, &question.namespace, &question.name, &question.uid];
         let key = bearer.digest(&shared.key, &parts);
@@ -171,11 +171,11 @@ impl Authorizer {
     /// Has a kept answer asked again behind the back of a caller who uses it, so that whoever calls often seldom waits for a
     /// review, also while strangers queue up for theirs. Nothing is kept longer for that: the old answer ends when it
     /// would have, the new one is as young as any.
-    fn renew(&self, key: Digest, bearer: &Bearer, question: &Question) {
+    fn renew(&self, key: Digest, bearer: &Bearer, question: &Question<'_>) {
         let Some(turn) = Renewal::begin(&self.shared, key) else {
             return;
         };
-        let (bearer, question) = (bearer.clone(), question.clone());
+        let (bearer, question) = (bearer.clone(), question.clone().into_owned());
         let renew = async move {
             let shared = &*turn.shared;
             let ask = shared.ask(&bearer, &question);
@@ -217,7 +217,7 @@ impl fmt::Debug for Authorizer {
 
 impl Shared {
     /// An answer of the API server, which others may have asked for already.
-    async fn wait_for(&self, key: Digest, bearer: &Bearer, question: &Question) -> (Answer, bool) {
+    async fn wait_for(&self, key: Digest, bearer: &Bearer, question: &Question<'_>) -> (Answer, bool) {
         let asked = async {
             let (answer, joined) = self.answers.get_or_ask(key, self.ask(bearer, question)).await;
             if answer == Answer::Unavailable && joined {
@@ -232,7 +232,7 @@ impl Shared {
             .unwrap_or((Answer::Unavailable, false))
     }
 
-    async fn ask(&self, bearer: &Bearer, question: &Question) -> Kept {
+    async fn ask(&self, bearer: &Bearer, question: &Question<'_>) -> Kept {
         // Counted from before asking, so that an answer is never older than its cap.
         let asked = Instant::now();
         let answer = self.reviewer.ask(bearer, question).await;

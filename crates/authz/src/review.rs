@@ -4,7 +4,7 @@
 //! ignores the token: every garbage token would be the gateway. So the pool is built from a
 //! configuration without any identity, and [`Reviewer::verify_anonymous`] tries it at start.
 
-use std::{fmt, time::Duration};
+use std::{borrow::Cow, fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
@@ -33,15 +33,30 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// May the token's owner do `verb` with exactly this Run?
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Question {
+pub struct Question<'a> {
     /// `get` to invoke, `update` to cancel.
     pub verb: &'static str,
     /// The Run's namespace.
-    pub namespace: String,
+    pub namespace: Cow<'a, str>,
     /// The Run's name.
-    pub name: String,
+    pub name: Cow<'a, str>,
     /// The Run's UID: an answer is not kept beyond the object it was given for.
-    pub uid: String,
+    pub uid: Cow<'a, str>,
+}
+
+// === impl Question ===
+
+impl Question<'_> {
+    /// The same, with texts of its own.
+    #[must_use]
+    pub fn into_owned(self) -> Question<'static> {
+        Question {
+            verb: self.verb,
+            namespace: self.namespace.into_owned().into(),
+            name: self.name.into_owned().into(),
+            uid: self.uid.into_owned().into(),
+        }
+    }
 }
 
 /// The pool of connections and its bounds.
@@ -117,7 +132,7 @@ impl Reviewer {
 
     /// Asks, and once more where the connection broke. Everything that is no answer of Kubernetes is `Unavailable`,
     /// never a refusal.
-    pub async fn ask(&self, bearer: &Bearer, question: &Question) -> Answer {
+    pub async fn ask(&self, bearer: &Bearer, question: &Question<'_>) -> Answer {
         // An empty name in a review means "every Run", which is another question.
         if question.namespace.is_empty() || question.name.is_empty() {
             return Answer::Denied;
@@ -151,9 +166,9 @@ impl Reviewer {
         };
         let question = Question {
             verb: "get",
-            namespace: "kruntimes-system".to_owned(),
-            name: "anonymous-check".to_owned(),
-            uid: String::new(),
+            namespace: "kruntimes-system".into(),
+            name: "anonymous-check".into(),
+            uid: "".into(),
         };
         let mut told = false;
         loop {
@@ -173,14 +188,14 @@ impl Reviewer {
 
     /// An API server that is replaced breaks its connections under what is on its way. A review changes nothing, so it
     /// may be sent twice.
-    async fn post_again(&self, bearer: &Bearer, question: &Question) -> Result<Answer, Failure> {
+    async fn post_again(&self, bearer: &Bearer, question: &Question<'_>) -> Result<Answer, Failure> {
         match self.post(bearer, question).await {
             Err(Failure::Send(_) | Failure::Body(_)) => self.post(bearer, question).await,
             answer => answer,
         }
     }
 
-    async fn post(&self, bearer: &Bearer, question: &Question) -> Result<Answer, Failure> {
+    async fn post(&self, bearer: &Bearer, question: &Question<'_>) -> Result<Answer, Failure> {
         let mut request = Request::new(Full::new(body(question)?));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
@@ -254,7 +269,7 @@ fn judge(status: StatusCode, body: &[u8]) -> Result<Answer, Failure> {
     }
 }
 
-fn body(question: &Question) -> Result<Bytes, serde_json::Error> {
+fn body(question: &Question<'_>) -> Result<Bytes, serde_json::Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Review<'a> {
@@ -351,9 +366,9 @@ mod tests {
     fn the_question_names_exactly_one_run() {
         let question = Question {
             verb: "get",
-            namespace: "team".to_owned(),
-            name: "resize".to_owned(),
-            uid: "u".to_owned(),
+            namespace: "team".into(),
+            name: "resize".into(),
+            uid: "u".into(),
         };
         let body: serde_json::Value = serde_json::from_slice(&body(&question).expect("json")).expect("json");
         assert_eq!(

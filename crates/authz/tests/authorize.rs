@@ -391,14 +391,14 @@ async fn tokens_and_questions_do_not_mix() {
     // Another verb, namespace, name or UID is another question.
     let mut others = [run.clone(), run.clone(), run.clone(), run.clone()];
     others[0].verb = "update";
-    others[1].namespace = "other".to_owned();
-    others[2].name = "g".to_owned();
-    others[3].uid.push('2');
+    others[1].namespace = "other".into();
+    others[2].name = "g".into();
+    others[3].uid.to_mut().push('2');
     for other in &others {
         assert_eq!(authorizer.authorize(&a, other).await, FRESH, "{other:?}");
     }
     let mut every = run.clone();
-    every.name.clear();
+    every.name.to_mut().clear();
     let verdict = authorizer.authorize(&a, &every).await;
     assert_eq!(verdict, Verdict::Denied, "an empty name would mean all Runs");
 }
@@ -420,7 +420,7 @@ async fn too_many_reviews_at_once_wait_and_then_are_unavailable() {
     }
     api.say("other", Script::Allow);
     let mut elsewhere = question("f");
-    elsewhere.namespace = "other".to_owned();
+    elsewhere.namespace = "other".into();
     assert_eq!(authorizer.authorize(&bearer("other"), &elsewhere).await, FRESH);
     tokio::time::pause();
     pass(DEADLINE / 2).await;

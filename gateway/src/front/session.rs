@@ -1,6 +1,11 @@
 //! A Pingora session ⇄ plain head, body and reply. Pingora's types end here.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, StatusCode, header};
@@ -124,14 +129,23 @@ pub(super) async fn say_continue(session: &mut ServerSession) -> Result<(), Stop
 
 /// The whole body, bounded in bytes and time.
 pub(super) async fn read_body(session: &mut ServerSession, patience: Patience) -> Result<Bytes, Stop> {
-    let deadline = Instant::now() + patience.body;
+    let mut deadline = None;
     let mut body = Bytes::new();
     let mut more = BytesMut::new();
     while !session.is_body_done() {
-        let wait = patience
-            .body_gap
-            .min(deadline.saturating_duration_since(Instant::now()));
-        let chunk = match pingora_timeout::timeout(wait, session.read_request_body()).await {
+        let mut read = pin!(session.read_request_body());
+        // What came with the head is there at once, and needs no clock.
+        let at_once = poll_fn(|cx| Poll::Ready(read.as_mut().poll(cx))).await;
+        let chunk = match at_once {
+            Poll::Ready(chunk) => Ok(chunk),
+            Poll::Pending => {
+                let now = Instant::now();
+                let deadline = deadline.get_or_insert(now + patience.body);
+                let wait = patience.body_gap.min(deadline.saturating_duration_since(now));
+                pingora_timeout::timeout(wait, read).await
+            }
+        };
+        let chunk = match chunk {
             Ok(Ok(Some(chunk))) => chunk,
             Ok(Ok(None)) => break,
             Ok(Err(error)) => return Err(refuse_body(&error)),

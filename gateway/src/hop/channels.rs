@@ -88,18 +88,24 @@ impl Channels {
         }
     }
 
-    /// A channel to `owner`, at the latest at `deadline`.
+    /// A channel to `owner`, at the latest at `deadline`, and the time then; it is `now` now.
     ///
     /// # Errors
     /// Says why there is none; nothing of a call was sent.
-    pub async fn get(&self, owner: &Owner, deadline: Instant) -> Result<Lease, HopError> {
+    pub async fn get(
+        &self,
+        owner: &Owner,
+        now: Instant,
+        deadline: Instant,
+    ) -> Result<(Lease, Instant), HopError> {
         let slot = self.slot(owner);
-        if let Some(lease) = self.fresh(&slot) {
-            return Ok(lease);
+        if let Some(lease) = self.fresh(&slot, now) {
+            return Ok((lease, now));
         }
         // Boxed: it is rare, and calls that find a channel are not to hold the room for making one.
         match Box::pin(timeout_at(deadline, self.make(owner, slot))).await {
-            Ok(made) => made.map_err(HopError::NotSent),
+            Ok(Ok(lease)) => Ok((lease, Instant::now())),
+            Ok(Err(why)) => Err(HopError::NotSent(why)),
             Err(_) => Err(HopError::TooLate),
         }
     }
@@ -124,13 +130,13 @@ impl Channels {
     async fn make(&self, owner: &Owner, slot: Arc<Slot>) -> Result<Lease, String> {
         let mut failed = slot.gate.lock().await;
         // Somebody else may have made it meanwhile.
-        if let Some(lease) = self.fresh(&slot) {
+        if let Some(lease) = self.fresh(&slot, Instant::now()) {
             return Ok(lease);
         }
         let identity = self.identity.load(Ordering::Relaxed);
         if let Some(open) = slot.open.load_full() {
             // Calls that run on one that is out of date keep it until they end.
-            let dated = self.is_out_of_date(&open);
+            let dated = self.is_out_of_date(&open, Instant::now());
             // No lease meanwhile: others would take a channel in use for one that works, and whoever gives up
             // waiting would leave it looking as if it had just carried a call.
             if !dated && is_alive(open.channel.clone()).await {
@@ -164,17 +170,18 @@ impl Channels {
     }
 
     /// A channel that needs no trying.
-    fn fresh(&self, slot: &Arc<Slot>) -> Option<Lease> {
+    fn fresh(&self, slot: &Arc<Slot>, now: Instant) -> Option<Lease> {
         let open = slot.open.load_full()?;
         let tired = open.channel.is_over()
             || open.doubted.load(Ordering::Relaxed)
-            || self.is_out_of_date(&open)
-            || open.has_rested(self.rested);
+            || self.is_out_of_date(&open, now)
+            || open.has_rested(self.rested, now);
         (!tired).then(|| Lease::new(slot, &open))
     }
 
-    fn is_out_of_date(&self, open: &Open) -> bool {
-        open.identity != self.identity.load(Ordering::Relaxed) || open.made.elapsed() > self.max_age
+    fn is_out_of_date(&self, open: &Open, now: Instant) -> bool {
+        open.identity != self.identity.load(Ordering::Relaxed)
+            || now.saturating_duration_since(open.made) > self.max_age
     }
 
     fn slot(&self, owner: &Owner) -> Arc<Slot> {
@@ -237,11 +244,15 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        *self
-            .open
-            .rested_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        // Who is not the last leaves no rest. Of two that leave at once neither may see itself as the last; then the
+        // rest seems longer than it is, and the channel is tried once more than needed.
+        if self.open.in_use.load(Ordering::Relaxed) == 1 {
+            *self
+                .open
+                .rested_since
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
         self.open.in_use.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -260,8 +271,11 @@ impl Open {
         }
     }
 
-    fn has_rested(&self, enough: Duration) -> bool {
+    fn has_rested(&self, enough: Duration, now: Instant) -> bool {
+        if self.in_use.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
         let since = self.rested_since.lock().unwrap_or_else(PoisonError::into_inner);
-        self.in_use.load(Ordering::Relaxed) == 0 && since.elapsed() > enough
+        now.saturating_duration_since(*since) > enough
     }
 }

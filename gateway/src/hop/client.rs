@@ -77,6 +77,7 @@ impl Client {
     async fn once<T, F>(
         &self,
         owner: &Owner,
+        now: Instant,
         deadline: Instant,
         rpc: impl Fn(UnaryChannel, Duration) -> F + Send + Sync,
     ) -> Result<T, HopError>
@@ -84,10 +85,12 @@ impl Client {
         F: Future<Output = Result<T, Status>> + Send,
     {
         // A loop, so that there is room for one attempt only in the call's memory.
+        let mut now = now;
         for _ in 0..2 {
-            if let Ok(result) = self.attempt(owner, deadline, &rpc).await {
+            if let Ok(result) = self.attempt(owner, now, deadline, &rpc).await {
                 return result;
             }
+            now = Instant::now();
         }
         Err(HopError::NotSent("the connection ends at once".to_owned()))
     }
@@ -95,17 +98,18 @@ impl Client {
     async fn attempt<T, F>(
         &self,
         owner: &Owner,
+        now: Instant,
         deadline: Instant,
         rpc: &(impl Fn(UnaryChannel, Duration) -> F + Send + Sync),
     ) -> Result<Result<T, HopError>, NeverSent>
     where
         F: Future<Output = Result<T, Status>> + Send,
     {
-        let lease = match self.channels.get(owner, deadline).await {
-            Ok(lease) => lease,
+        let (lease, now) = match self.channels.get(owner, now, deadline).await {
+            Ok(got) => got,
             Err(error) => return Ok(Err(error)),
         };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(now);
         if left.is_zero() {
             return Ok(Err(HopError::TooLate));
         }
@@ -190,7 +194,7 @@ impl Hop for Client {
                     .await
             }
         };
-        let answered = self.once(&call.route.owner, call.deadline, rpc).await;
+        let answered = self.once(&call.route.owner, call.now, call.deadline, rpc).await;
         span.end(answered.and_then(answer))
     }
 }
@@ -212,7 +216,8 @@ impl Ask for Client {
             let request = self.marked(subject, &trace, route, message);
             async move { OwnerClient::new(channel).cancel(request).await.map_err(older) }
         };
-        let response = span.end(self.once(&route.owner, Instant::now() + QUESTION, rpc).await)?;
+        let now = Instant::now();
+        let response = span.end(self.once(&route.owner, now, now + QUESTION, rpc).await)?;
         Ok(response.into_inner().was_running)
     }
 
@@ -226,7 +231,8 @@ impl Ask for Client {
             let request = self.marked(subject, &trace, route, message);
             async move { OwnerClient::new(channel).explain(request).await.map_err(older) }
         };
-        let response = span.end(self.once(&route.owner, Instant::now() + QUESTION, rpc).await)?;
+        let now = Instant::now();
+        let response = span.end(self.once(&route.owner, now, now + QUESTION, rpc).await)?;
         Ok(response.into_inner())
     }
 }

@@ -128,7 +128,7 @@ async fn run(fakes: Fakes) -> (Arc<Fakes>, Result<Output, InvokeError>) {
         Ok(ticket) => {
             let now = Timestamp::UNIX_EPOCH;
             invoke
-                .send(&call, &ticket, Bytes::new(), Instant::now(), now, &mut timing)
+                .send(&call, &ticket, Bytes::new(), Instant::now(), || now, &mut timing)
                 .await
         }
     };
@@ -316,13 +316,13 @@ fn a_call_ends_with_the_life_of_its_run() {
     let mut entry = ready(1, "p");
     let wish = Duration::from_secs(30);
     let now = Timestamp::from_second(1000).unwrap();
-    assert_eq!(lifetime(wish, &entry, now), wish);
+    assert_eq!(lifetime(wish, &entry, || now), wish);
     for (end, expected) in [
         (1010, Duration::from_secs(10)),
         (2000, wish),
         (900, Duration::from_millis(1)),
     ] {
         entry.ends_at = Some(Timestamp::from_second(end).unwrap());
-        assert_eq!(lifetime(wish, &entry, now), expected);
+        assert_eq!(lifetime(wish, &entry, || now), expected);
     }
 }

@@ -184,12 +184,12 @@ pub(crate) fn jwt(expires: f64) -> String {
     format!("{head}.{claims}.c2ln")
 }
 
-pub(crate) fn question(name: &str) -> Question {
+pub(crate) fn question(name: &str) -> Question<'static> {
     Question {
         verb: "get",
-        namespace: "team".to_owned(),
-        name: name.to_owned(),
-        uid: format!("uid-of-{name}"),
+        namespace: "team".into(),
+        name: name.to_owned().into(),
+        uid: format!("uid-of-{name}").into(),
     }
 }
 

@@ -7,7 +7,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 /// From this size on bytes are not copied.
 const LARGE: usize = 8 * 1024;
 /// How much room is kept at rest.
-const KEPT: usize = 16 * 1024;
+const KEPT: usize = 64 * 1024;
 
 /// A queue of bytes.
 #[derive(Debug, Default)]
