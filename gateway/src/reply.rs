@@ -231,17 +231,35 @@ impl Timing {
         let mut text = String::with_capacity(80);
         for (name, took) in parts {
             if let Some(took) = took {
-                let comma = if text.is_empty() { "" } else { ", " };
-                // Writing into a String cannot fail.
-                let (millis, micros) = (took.as_millis(), took.subsec_micros() % 1000);
-                let _ = write!(text, "{comma}{name};dur={millis}.{micros:03}");
+                if !text.is_empty() {
+                    text.push_str(", ");
+                }
+                text.push_str(name);
+                text.push_str(";dur=");
+                put_millis(&mut text, took);
             }
         }
         if text.is_empty() {
             None
         } else {
-            HeaderValue::from_str(&text).ok()
+            HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
         }
+    }
+}
+
+/// Milliseconds with three decimals, without the general way of formatting: each call has four of them.
+fn put_millis(text: &mut String, took: Duration) {
+    let digit = |number: u32| char::from(b'0' + (number % 10) as u8);
+    let (millis, micros) = (took.as_millis(), took.subsec_micros());
+    if millis < 10 {
+        text.push(digit(micros / 1000));
+    } else {
+        // Writing into a String cannot fail.
+        let _ = write!(text, "{millis}");
+    }
+    text.push('.');
+    for place in [100, 10, 1] {
+        text.push(digit(micros / place));
     }
 }
 

@@ -315,7 +315,15 @@ impl RuntimeServer {
         trace: &Trace,
     ) -> Result<Answer, CallFailed> {
         let input = std::mem::take(&mut message.input);
-        let Framed { head, tail } = frame::invoke_request(&message, input);
+        let registration = message.registration.as_ref();
+        let fields = frame::Fields {
+            run_uid: registration.map_or("", |it| &it.run_uid),
+            registration_id: registration.map_or("", |it| &it.registration_id),
+            invocation_id: &message.invocation_id,
+            content_type: &message.content_type,
+            timeout_millis: message.timeout_millis,
+        };
+        let Framed { head, tail } = frame::invoke_request(fields, input);
         let sent = Instant::now();
         let wait = timeout + SLACK;
         let grpc_timeout = grpc_timeout(wait);

@@ -13,33 +13,38 @@ pub struct RunUid([u8; 16]);
 #[error("not a UID: 36 characters are expected, lower-case hex with hyphens, as Kubernetes writes them")]
 pub struct InvalidUid;
 
+/// Where the hyphens are, and where the digits of each byte begin.
+const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+
+/// What a digit stands for; more than 15 if it is none.
+fn value(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        b'a'..=b'f' => digit - b'a' + 10,
+        _ => 0xff,
+    }
+}
+
 impl FromStr for RunUid {
     type Err = InvalidUid;
 
     /// Accepts the canonical form alone: two texts never name one Run.
     fn from_str(text: &str) -> Result<Self, InvalidUid> {
-        let bytes = text.as_bytes();
-        if bytes.len() != 36 {
-            return Err(InvalidUid);
-        }
+        let text: &[u8; 36] = text.as_bytes().try_into().map_err(|_| InvalidUid)?;
         let mut uid = [0; 16];
-        let mut digits = 0;
-        for (position, &byte) in bytes.iter().enumerate() {
-            if matches!(position, 8 | 13 | 18 | 23) {
-                if byte != b'-' {
-                    return Err(InvalidUid);
-                }
-                continue;
-            }
-            let value = match byte {
-                b'0'..=b'9' => byte - b'0',
-                b'a'..=b'f' => byte - b'a' + 10,
-                _ => return Err(InvalidUid),
-            };
-            uid[digits / 2] = uid[digits / 2] << 4 | value;
-            digits += 1;
+        // All are looked at before one is judged: a way out at each costs more.
+        let mut wrong = HYPHENS.iter().fold(0, |wrong, at| wrong | (text[*at] ^ b'-'));
+        for (byte, at) in uid.iter_mut().zip(PLACES) {
+            let (high, low) = (value(text[at]), value(text[at + 1]));
+            wrong |= (high | low) & 0xf0;
+            *byte = high << 4 | low & 15;
         }
-        Ok(Self(uid))
+        if wrong == 0 {
+            Ok(Self(uid))
+        } else {
+            Err(InvalidUid)
+        }
     }
 }
 
@@ -48,10 +53,9 @@ impl fmt::Display for RunUid {
         // Every call is full of them: one write, and no formatting of numbers.
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [b'-'; 36];
-        let places = (0..36).filter(|place| !matches!(place, 8 | 13 | 18 | 23));
-        let digits = self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        for (place, digit) in places.zip(digits) {
-            text[place] = DIGITS[usize::from(digit)];
+        for (byte, at) in self.0.iter().zip(PLACES) {
+            text[at] = DIGITS[usize::from(byte >> 4)];
+            text[at + 1] = DIGITS[usize::from(byte & 15)];
         }
         f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }

@@ -311,7 +311,8 @@ impl Shared {
             self.ponged.notify_one();
         }
         if self.queue.load(Ordering::Relaxed) > 0 && (state.over().is_some() || !state.is_full()) {
-            self.places.notify_waiters();
+            // Who gets it comes by here again, so that each free place is found by one of those who wait.
+            self.places.notify_one();
         }
         result
     }

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use kruntimes_peer::{
     UnaryChannel, never_sent,
     unary::{Field, message},
 };
 use kruntimes_proto::{
-    executor::{FunctionRegistration, InvokeFunctionRequest, InvokeFunctionResponse},
+    executor::InvokeFunctionResponse,
     failure::{Failure, Reason},
     frame::{self, Framed, INVOKE_FUNCTION},
     hop,
@@ -242,18 +241,15 @@ struct NeverSent;
 
 fn invocation(call: &Call<'_>, left: Duration) -> Framed {
     let subject = &call.invocation.subject;
-    let message = InvokeFunctionRequest {
-        registration: Some(FunctionRegistration {
-            run_uid: subject.uid.to_string(),
-            registration_id: String::new(),
-        }),
-        invocation_id: subject.id.as_str().to_owned(),
-        input: Bytes::new(),
-        content_type: "application/json".to_owned(),
+    let fields = frame::Fields {
+        run_uid: &subject.uid.to_string(),
+        registration_id: "",
+        invocation_id: subject.id.as_str(),
+        content_type: "application/json",
         // Zero would mean the server's default.
         timeout_millis: i64::try_from(left.as_millis()).unwrap_or(i64::MAX).max(1),
     };
-    frame::invoke_request(&message, call.input.clone())
+    frame::invoke_request(fields, call.input.clone())
 }
 
 fn answer(answer: message::Answer) -> Result<Answer, HopError> {

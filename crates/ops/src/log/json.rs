@@ -163,15 +163,13 @@ impl Visit for Fields<'_> {
 
 impl Write for Quoted<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let escaped = |byte: u8| (byte < b' ') | (byte == b'"') | (byte == b'\\');
-        // Without a way out in between, so that many bytes are compared at once: most texts are plain.
-        if !text.bytes().fold(false, |any, byte| any | escaped(byte)) {
+        if is_plain(text.as_bytes()) {
             self.0.push_str(text);
             return Ok(());
         }
         let mut written = 0;
         for (at, byte) in text.bytes().enumerate() {
-            if !escaped(byte) {
+            if !is_escaped(byte) {
                 continue;
             }
             // Those bytes are whole characters, so the text may be cut at them.
@@ -189,6 +187,28 @@ impl Write for Quoted<'_> {
         self.0.push_str(&text[written..]);
         Ok(())
     }
+}
+
+/// Whether a byte cannot stand in a text as it is (RFC 8259, section 7).
+fn is_escaped(byte: u8) -> bool {
+    (byte < b' ') | (byte == b'"') | (byte == b'\\')
+}
+
+/// Whether none of these bytes is. Most texts are short and plain: eight bytes at a time.
+fn is_plain(text: &[u8]) -> bool {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const TOPS: u64 = u64::from_ne_bytes([0x80; 8]);
+    // The top bit of some byte, if one of them is smaller than the limit.
+    let below = |word: u64, limit: u8| word.wrapping_sub(ONES * u64::from(limit)) & !word & TOPS;
+    let (words, rest) = text.as_chunks();
+    let mut found = 0;
+    for word in words {
+        let word = u64::from_ne_bytes(*word);
+        let quotes = word ^ (ONES * u64::from(b'"'));
+        let slashes = word ^ (ONES * u64::from(b'\\'));
+        found |= below(word, b' ') | below(quotes, 1) | below(slashes, 1);
+    }
+    found == 0 && !rest.iter().any(|byte| is_escaped(*byte))
 }
 
 fn quote(line: &mut String, text: &str) -> fmt::Result {
@@ -326,6 +346,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_plain_has_nothing_to_escape(bytes in prop::collection::vec(
+            prop_oneof![4 => any::<u8>(), 1 => 0x1e_u8..0x24, 1 => 0x5b_u8..0x5e], 0..20,
+        )) {
+            let plain = bytes.iter().all(|byte| !matches!(byte, ..0x20 | b'"' | b'\\'));
+            prop_assert_eq!(super::is_plain(&bytes), plain);
+        }
+
         /// A number reads as it was, in the shortest text that does.
         #[test]
         fn numbers_are_as_rust_writes_them(number in prop_oneof![
