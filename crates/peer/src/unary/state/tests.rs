@@ -393,6 +393,16 @@ fn a_large_piece_may_come_in_parts() {
     }
 }
 
+/// Else it would keep the call until the rest of its message comes, which it never does.
+#[test]
+fn who_answers_before_it_has_heard_all_is_told_that_this_is_the_end() {
+    let mut state = open(&[70_000]);
+    let end = frame(Kind::Headers, flag::END_HEADERS | flag::END_STREAM, 1, OK);
+    receive(&mut state, &[end]).expect("its right");
+    assert_eq!(sent(&mut state), [(Kind::Reset, 0, 1, vec![0, 0, 0, 8])]);
+    assert_eq!(outcome(&mut state, 1).expect("ended").expect("well").status, 200);
+}
+
 #[test]
 fn a_goodbye_lets_finish_what_was_heard() {
     let mut state = open(&[10, 10, 10]);
