@@ -393,6 +393,43 @@ fn a_large_piece_may_come_in_parts() {
     }
 }
 
+/// A token may be longer than a frame (RFC 9113, section 6.10).
+#[test]
+fn long_headers_go_out_in_frames_that_the_other_side_takes() {
+    let mut state = open(&[]);
+    let token = vec![b't'; 40_000];
+    let fields = [Field::secret("authorization", &token)];
+    for (message, ends) in [
+        (Bytes::from_static(b"message"), 0),
+        (Bytes::new(), flag::END_STREAM),
+    ] {
+        let has_message = !message.is_empty();
+        let call = Sent {
+            path: "/a.B/C",
+            authority: "owner",
+            fields: [&fields, &[]],
+            message: [message, Bytes::new()],
+            limit: LIMIT,
+        };
+        state.begin(call).expect("sent");
+        let frames = sent(&mut state);
+        let shape: Vec<_> = frames.iter().map(|(kind, flags, ..)| (*kind, *flags)).collect();
+        let (headers, rest) = shape.split_at(3);
+        assert_eq!(
+            headers,
+            [
+                (Kind::Headers, ends),
+                (Kind::Continuation, 0),
+                (Kind::Continuation, flag::END_HEADERS)
+            ]
+        );
+        assert_eq!(rest.len(), usize::from(has_message));
+        assert!(frames.iter().all(|(.., bytes)| bytes.len() <= frame::LEAST_FRAME));
+        let block: Vec<u8> = frames[..3].iter().flat_map(|(.., bytes)| bytes.clone()).collect();
+        assert!(block.ends_with(&token), "all of it, in its order");
+    }
+}
+
 /// Else it would keep the call until the rest of its message comes, which it never does.
 #[test]
 fn who_answers_before_it_has_heard_all_is_told_that_this_is_the_end() {
