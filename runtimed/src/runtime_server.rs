@@ -477,6 +477,17 @@ fn chain(status: &Status) -> String {
 mod tests {
     use super::*;
 
+    /// gRPC over HTTP/2, "Timeout": at most eight digits.
+    #[test]
+    fn a_deadline_is_written_as_grpc_does() {
+        let text = |millis| grpc_timeout(Duration::from_millis(millis));
+        assert_eq!(text(0), "0m");
+        assert_eq!(text(30_500), "30500m");
+        assert_eq!(text(99_999_999), "99999999m");
+        assert_eq!(text(100_000_000), "100000S");
+        assert_eq!(grpc_timeout(Duration::MAX), "99999999S");
+    }
+
     #[tokio::test]
     async fn a_server_that_is_not_there_got_nothing() {
         let dir = tempfile::tempdir().unwrap();

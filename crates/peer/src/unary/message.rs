@@ -21,7 +21,7 @@ pub struct Answer {
     pub message: Bytes,
 }
 
-/// Fields of each call, with room for more.
+/// What gRPC wants in each call.
 const OWN: [Field<'_>; 2] = [
     Field::kept("content-type", "application/grpc"),
     Field::kept("te", "trailers"),
