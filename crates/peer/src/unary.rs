@@ -486,6 +486,27 @@ mod tests {
         drop(connection);
     }
 
+    /// Nor may its connection stay when nobody uses it any more.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_cannot_keep_the_connection() {
+        let (ours, theirs) = duplex(1024);
+        let channel = open(ours);
+        // More than fits: the rest of it is never taken.
+        let call = send(&channel, &[0; 8 * 1024]);
+        assert!(
+            tokio::time::timeout(Duration::from_millis(1), call)
+                .await
+                .is_err()
+        );
+        drop(channel);
+        sleep(Duration::from_secs(2)).await;
+        let mut written = Vec::new();
+        let mut theirs = theirs;
+        let read = tokio::io::AsyncReadExt::read_to_end(&mut theirs, &mut written);
+        let read = tokio::time::timeout(Duration::from_millis(1), read).await;
+        assert!(matches!(read, Ok(Ok(1..=1024))), "it goes on: {read:?}");
+    }
+
     /// C-3.8: who gives up tells the other side.
     #[tokio::test]
     async fn a_call_that_is_given_up_is_reset() {

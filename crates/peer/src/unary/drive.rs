@@ -74,7 +74,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 written => written.is_ready(),
             };
             if read.is_pending() {
-                return if written && self.shared.is_unused() {
+                if !written {
+                    // Who does not read may never let us write again.
+                    self.shared.with(|state| state.watch(cx));
+                }
+                return if self.shared.is_unused() {
                     self.shared.with(|state| state.leave(Code::NO_ERROR));
                     Poll::Ready("nobody uses it".to_owned())
                 } else {

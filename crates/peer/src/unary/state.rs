@@ -274,13 +274,18 @@ impl State {
         std::mem::swap(&mut self.out, out);
         if out.is_empty() {
             self.owed = 0;
-            if !self
-                .writer
-                .as_ref()
-                .is_some_and(|held| held.will_wake(cx.waker()))
-            {
-                self.writer = Some(cx.waker().clone());
-            }
+            self.watch(cx);
+        }
+    }
+
+    /// `cx` is woken when there is something to do.
+    pub(super) fn watch(&mut self, cx: &Context<'_>) {
+        if !self
+            .writer
+            .as_ref()
+            .is_some_and(|held| held.will_wake(cx.waker()))
+        {
+            self.writer = Some(cx.waker().clone());
         }
     }
 
