@@ -74,6 +74,12 @@ impl Kubelet {
         });
         Self { pods, task }
     }
+
+    /// Starts no more Pods, and gives away those that run.
+    pub async fn end(&mut self) -> BTreeMap<String, PodProcesses> {
+        self.task.abort();
+        std::mem::take(&mut *self.pods.lock().await)
+    }
 }
 
 impl Drop for Kubelet {

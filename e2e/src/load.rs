@@ -2,6 +2,7 @@
 //! what happens meanwhile.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -171,13 +172,42 @@ pub struct Pace {
 pub struct Figures {
     /// Microseconds from the call's due time to its whole answer, sorted.
     pub micros: Vec<u64>,
-    /// Calls without a 200.
-    pub failed: usize,
+    /// Calls without a 200: what they were told, and how many of them.
+    pub failures: BTreeMap<String, usize>,
     /// How long it took.
     pub elapsed: Duration,
 }
 
 impl Figures {
+    /// Calls without a 200.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.failures.values().sum()
+    }
+
+    fn note(&mut self, answer: &Answer, took: Duration) -> Result<()> {
+        if answer.status == 200 {
+            self.micros.push(u64::try_from(took.as_micros())?);
+        } else {
+            // Not the whole document: each has an id of its own.
+            let told = format!(
+                "{} {}: {}",
+                answer.status,
+                answer.problem("reason"),
+                answer.problem("detail")
+            );
+            *self.failures.entry(told).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, other: Self) {
+        self.micros.extend(other.micros);
+        for (told, calls) in other.failures {
+            *self.failures.entry(told).or_default() += calls;
+        }
+    }
+
     /// The value below which this share of the calls lies, microseconds.
     #[must_use]
     pub fn percentile(&self, share: f64) -> u64 {
@@ -276,9 +306,8 @@ pub async fn crowd(
     let mut all = Crowded::default();
     for task in tasks {
         let one = task.await.context("a caller failed")??;
-        all.answered.micros.extend(one.answered.micros);
-        all.answered.failed += one.answered.failed;
-        all.busy.micros.extend(one.busy.micros);
+        all.answered.add(one.answered);
+        all.busy.add(one.busy);
     }
     for figures in [&mut all.answered, &mut all.busy] {
         figures.elapsed = length;
@@ -293,19 +322,17 @@ async fn one_of_a_crowd(mut line: Line, call: Call, first: Instant, end: Instant
     while Instant::now() < end {
         let begin = Instant::now();
         let answer = line.send(&call).await?;
-        let took = u64::try_from(begin.elapsed().as_micros())?;
-        match answer.status.as_u16() {
-            200 => seen.answered.micros.push(took),
-            429 => {
-                seen.busy.micros.push(took);
-                let seconds = answer
-                    .header("retry-after")
-                    .parse()
-                    .context("a 429 says when to try again")?;
-                tokio::time::sleep_until(end.min(Instant::now() + Duration::from_secs(seconds))).await;
-            }
-            _ => seen.answered.failed += 1,
+        let took = begin.elapsed();
+        if answer.status != 429 {
+            seen.answered.note(&answer, took)?;
+            continue;
         }
+        seen.busy.micros.push(u64::try_from(took.as_micros())?);
+        let seconds = answer
+            .header("retry-after")
+            .parse()
+            .context("a 429 says when to try again")?;
+        tokio::time::sleep_until(end.min(Instant::now() + Duration::from_secs(seconds))).await;
     }
     Ok(seen)
 }
@@ -314,9 +341,7 @@ async fn one_of_a_crowd(mut line: Line, call: Call, first: Instant, end: Instant
 async fn gathered(tasks: Vec<tokio::task::JoinHandle<Result<Figures>>>, start: Instant) -> Result<Figures> {
     let mut all = Figures::default();
     for task in tasks {
-        let figures = task.await.context("a caller failed")??;
-        all.micros.extend(figures.micros);
-        all.failed += figures.failed;
+        all.add(task.await.context("a caller failed")??);
     }
     all.elapsed = start.elapsed();
     all.micros.sort_unstable();
@@ -329,11 +354,7 @@ async fn one_after_another(gateway: Gateway, call: Call, end: Instant) -> Result
     while Instant::now() < end {
         let begin = Instant::now();
         let answer = line.send(&call).await?;
-        if answer.status == 200 {
-            figures.micros.push(u64::try_from(begin.elapsed().as_micros())?);
-        } else {
-            figures.failed += 1;
-        }
+        figures.note(&answer, begin.elapsed())?;
     }
     Ok(figures)
 }
@@ -359,11 +380,7 @@ async fn one_pace(
             due
         };
         let answer = line.send(&call).await?;
-        if answer.status == 200 {
-            figures.micros.push(u64::try_from(begin.elapsed().as_micros())?);
-        } else {
-            figures.failed += 1;
-        }
+        figures.note(&answer, begin.elapsed())?;
         due += period;
     }
     Ok(figures)

@@ -1,9 +1,9 @@
 //! The whole path as processes on loopback, against a real API server: scheduler,
 //! gateway, and for every Pod that Kubernetes makes a runtimed and a Runtime Server.
 
-use std::{fs, net::SocketAddr, path::Path};
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use k8s_openapi::api::{
     core::v1::{Namespace, Secret, ServiceAccount},
@@ -29,6 +29,8 @@ use crate::{
 /// Name the gateway's serving certificate carries.
 pub const GATEWAY_NAME: &str = "kruntimes-gateway.kruntimes-system.svc.cluster.local";
 const RUNTIMED_ROLE: &str = "kruntimes-e2e-runtimed";
+/// How long a process that is told to end may take.
+const GOODBYE: Duration = Duration::from_secs(60);
 
 /// What a test may choose.
 pub struct Choices {
@@ -86,6 +88,24 @@ impl Stack {
     #[must_use]
     pub fn tls_folder(&self) -> std::path::PathBuf {
         self.folder.path().join("tls")
+    }
+
+    /// Ends every process as Kubernetes would, and waits until all of them are gone.
+    ///
+    /// # Errors
+    /// When one of them stays, or ends by something else.
+    pub async fn end(mut self) -> Result<()> {
+        let pods = self.kubelet.end().await;
+        let mut all = vec![self.gateway, self.scheduler];
+        all.extend(pods.into_values().flat_map(|pod| [pod.runtimed, pod.server]));
+        for process in &all {
+            process.signal("TERM")?;
+        }
+        for process in &mut all {
+            let code = process.wait(GOODBYE)?;
+            ensure!(code == Some(0), "{code:?}, and not 0:\n{}", process.output());
+        }
+        Ok(())
     }
 
     /// Another serving certificate by the same CA.

@@ -29,6 +29,8 @@ const ROUNDS: usize = 5;
 const CLOSED: Duration = Duration::from_secs(5);
 /// Callers of one function.
 const CROWD: usize = 500;
+/// How many kinds of failures of a round are told.
+const FAILURES: usize = 10;
 const ECHO: &str = "def handler(event, context):\n    return event\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +104,8 @@ async fn main() -> Result<()> {
                 ..Choices::default()
             };
             let stack = Stack::start(&Cluster::api().await?, choices).await?;
-            measure(&stack.world, &cells, &level).await
+            measure(&stack.world, &cells, &level).await?;
+            stack.end().await
         }
         other => bail!("level `{other}`: give `cluster` or `loopback`"),
     }
@@ -135,7 +138,7 @@ async fn measure(world: &World, cells: &[Cell], level: &str) -> Result<()> {
         let of_cell = rounds.iter().filter(|(of, _)| *of == cell);
         of_cell.map(|(_, round)| round).collect()
     };
-    let failed: usize = rounds.iter().map(|(_, round)| round.answered.failed).sum();
+    let failed: usize = rounds.iter().map(|(_, round)| round.answered.failed()).sum();
     let mut line = format!("RESULT level={level} failed={failed} pods={PODS}");
     for (name, cell) in Cell::ALL {
         let rounds = of(cell);
@@ -192,7 +195,7 @@ fn told(what: &str, round: &Crowded, before: &Used) {
     println!(
         "{what}: {} calls, {} failed, {:.0}/s, p50 {} us, p90 {} us, p99 {} us, max {} us; processor us a call: {}",
         figures.micros.len(),
-        figures.failed,
+        figures.failed(),
         figures.rate(),
         figures.percentile(0.5),
         figures.percentile(0.9),
@@ -200,6 +203,9 @@ fn told(what: &str, round: &Crowded, before: &Used) {
         figures.percentile(1.0),
         cost.join(", "),
     );
+    for (told, calls) in figures.failures.iter().take(FAILURES) {
+        println!("    {calls} calls: {told}");
+    }
     if !busy.micros.is_empty() {
         println!(
             "    told that the function is busy: {} calls, p50 {} us, p99 {} us, max {} us",
