@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 export CARGO_TARGET_DIR ?= $(or $(KRUNTIMES_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kruntimes)/target
 export KUBECONFIG_EXTERNAL JOB
 
-.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench bench-callers soak bench-path chaos fuzz conformance sim clean-all
+.PHONY: help demo demo-cluster test test-fast check check-each generate tools build images up down e2e load bench bench-callers soak bench-path profile chaos fuzz conformance sim clean-all
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -76,6 +76,9 @@ soak: ## one gateway process under millions of calls while routes come and go: d
 
 bench-path: ## what a warm call of a Python function takes, on the cluster [LEVEL=loopback] [CELLS="paced one sixteen crowd"] [PROFILE=debug]
 	@LEVEL='$(LEVEL)' CELLS='$(CELLS)' dev/bench-path
+
+profile: ## records what code warm calls run, by which release binaries are optimised; once before a release
+	@dev/profile
 
 chaos: ## kills, freezes, cuts, fills and deletes at random under load, then compares histories; MINUTES=10 [SEED=n] [DELETIONS=20]
 	@MINUTES='$(MINUTES)' SEED='$(SEED)' DELETIONS='$(DELETIONS)' dev/chaos

@@ -29,6 +29,14 @@ claim_target() {
   echo "$ROOT" >"$owner"
 }
 
+# profile_of_calls: where the record of what warm calls run is kept for this version of Rust, which gives functions the
+# names that it is about.
+profile_of_calls() {
+  local channel
+  channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' "$ROOT/rust-toolchain.toml")
+  echo "$ROOT/dev/profiles/$channel.profdata.xz"
+}
+
 # === reporting ===
 
 say() { printf '%s\n' "$*" >&2; }
