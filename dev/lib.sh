@@ -29,13 +29,12 @@ claim_target() {
   echo "$ROOT" >"$owner"
 }
 
+# rust_channel: the version of Rust that everything is compiled with.
+rust_channel() { sed -n 's/^channel = "\(.*\)"/\1/p' "$ROOT/rust-toolchain.toml"; }
+
 # profile_of_calls: where the record of what warm calls run is kept for this version of Rust, which gives functions the
 # names that it is about.
-profile_of_calls() {
-  local channel
-  channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' "$ROOT/rust-toolchain.toml")
-  echo "$ROOT/dev/profiles/$channel.profdata.xz"
-}
+profile_of_calls() { echo "$ROOT/dev/profiles/$(rust_channel).profdata.xz"; }
 
 # === reporting ===
 

@@ -95,13 +95,16 @@ impl Stack {
     /// # Errors
     /// When one of them stays, or ends by something else.
     pub async fn end(mut self) -> Result<()> {
-        let pods = self.kubelet.end().await;
-        let mut all = vec![self.gateway, self.scheduler];
-        all.extend(pods.into_values().flat_map(|pod| [pod.runtimed, pod.server]));
+        // Their folders stay until they have ended.
+        let mut pods = self.kubelet.end().await;
+        let mut all = vec![&mut self.gateway, &mut self.scheduler];
+        for pod in pods.values_mut() {
+            all.extend([&mut pod.runtimed, &mut pod.server]);
+        }
         for process in &all {
             process.signal("TERM")?;
         }
-        for process in &mut all {
+        for process in all {
             let code = process.wait(GOODBYE)?;
             ensure!(code == Some(0), "{code:?}, and not 0:\n{}", process.output());
         }
